@@ -1,0 +1,44 @@
+"""Run Mixture-of-Experts language models far larger than memory.
+
+>>> from cherenkov import Model
+>>> with Model.load("demo") as model:
+...     print(model.generate("What is the capital of France?"))
+
+Names resolve on first use, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cherenkov.errors import CherenkovError
+    from cherenkov.experts.store import ExpertStore
+    from cherenkov.model import Model
+    from cherenkov.packing.pack import prepare
+    from cherenkov.packing.verify import verify
+    from cherenkov.sampling import Sampling
+
+__all__ = ["CherenkovError", "ExpertStore", "Model", "Sampling", "__version__", "prepare", "verify"]
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "CherenkovError": "cherenkov.errors",
+    "ExpertStore": "cherenkov.experts.store",
+    "Model": "cherenkov.model",
+    "Sampling": "cherenkov.sampling",
+    "prepare": "cherenkov.packing.pack",
+    "verify": "cherenkov.packing.verify",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'cherenkov' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

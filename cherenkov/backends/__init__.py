@@ -1,0 +1,1 @@
+"""Compute backends, found by name. `auto` takes the fastest that works here."""

@@ -1,0 +1,1 @@
+"""Reading other people's model files: strictly, lazily, and without trusting a byte of them."""

@@ -1,0 +1,1 @@
+"""The packed store: its layout, how it is written, and how it is verified."""
