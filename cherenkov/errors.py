@@ -64,12 +64,14 @@ class ModelNotFound(ModelError):
 
     def __init__(self, selector: str, looked: list[str], hint: str = "") -> None:
         places = ", ".join(looked) or "nowhere"
-        super().__init__(f"no model {selector!r}: looked at {places}" + (f"; {hint}" if hint else ""))
+        super().__init__(
+            f"no model {selector!r}: looked at {places}" + (f"; {hint}" if hint else "")
+        )
         self.selector = selector
         self.looked = looked
 
 
-class UnsupportedModel(ModelError):  # noqa: N818 - the name is the public contract
+class UnsupportedModel(ModelError):
     """A model that is intact but not one we can run."""
 
     def __init__(self, what: str, *, known: str = "", key: str | None = None) -> None:
@@ -79,7 +81,7 @@ class UnsupportedModel(ModelError):  # noqa: N818 - the name is the public contr
         self.key = key
 
 
-class CorruptModel(ModelError):  # noqa: N818
+class CorruptModel(ModelError):
     """Bytes on disk are not what they must be.
 
     Attributes:
@@ -122,13 +124,15 @@ class TemplateError(CherenkovError):
 class RequestError(CherenkovError):
     """A request cannot be served as asked."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_value") -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str = "invalid_value"
+    ) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
 
 
-class ContextTooLong(RequestError):  # noqa: N818
+class ContextTooLong(RequestError):
     """Prompt and output do not fit the context."""
 
     def __init__(self, prompt_tokens: int, max_tokens: int, context_tokens: int) -> None:
@@ -143,7 +147,7 @@ class ContextTooLong(RequestError):  # noqa: N818
         self.context_tokens = context_tokens
 
 
-class UnsupportedParam(RequestError):  # noqa: N818
+class UnsupportedParam(RequestError):
     """A parameter that this build does not implement."""
 
     def __init__(self, param: str, reason: str = "is not supported") -> None:
@@ -195,5 +199,5 @@ class BackendError(CherenkovError):
         self.operation = operation
 
 
-class Cancelled(CherenkovError):  # noqa: N818
+class Cancelled(CherenkovError):
     """The caller stopped the work. Not a failure."""

@@ -12,7 +12,16 @@ GIB = 1 << 30
 GB = 10**9
 
 _SUFFIX = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": GB, "tb": 10**12}
-_SUFFIX |= {"k": 10**3, "m": 10**6, "g": GB, "t": 10**12, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40}
+_SUFFIX |= {
+    "k": 10**3,
+    "m": 10**6,
+    "g": GB,
+    "t": 10**12,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": 1 << 40,
+}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 

@@ -13,15 +13,17 @@ Two properties bind every backend:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cherenkov.checkpoint.affine import HostMatrix
-from cherenkov.packing.layout import ExpertLayout
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cherenkov.checkpoint.affine import HostMatrix
+    from cherenkov.packing.layout import ExpertLayout
 
 __all__ = [
     "Arrivals",
@@ -305,7 +307,7 @@ class Backend(ABC, Generic[M, A]):
         """What was chosen at run time, for people: instruction set, threads, precision."""
         return ""
 
-    def close(self) -> None:  # noqa: B027 - most backends hold nothing
+    def close(self) -> None:
         """Release threads and memory. The backend is not used again."""
 
     # placing weights and memory
@@ -401,4 +403,5 @@ class Backend(ABC, Generic[M, A]):
 
     def argmax(self, w: Head[M, A], wide: A, rows: Sequence[int]) -> Ids:
         """The most likely token of each row asked for; ties to the lowest id."""
-        return np.argmax(self.host(self.logits(w, wide, rows)), axis=-1).astype(np.int32)
+        best: Ids = np.argmax(self.host(self.logits(w, wide, rows)), axis=-1).astype(np.int32)
+        return best

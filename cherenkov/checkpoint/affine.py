@@ -7,9 +7,11 @@ Codes are packed little-endian into 32-bit words, first code in the lowest bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["HostMatrix"]
 

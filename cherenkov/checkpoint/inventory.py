@@ -6,9 +6,12 @@ by it, and neither knows the architecture. Names are canonical: those of the pac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["ExpertSpec", "Inventory", "NgramSpec", "Role", "TensorSpec"]
 

@@ -36,7 +36,9 @@ class ExpertLayout:
     def __post_init__(self) -> None:
         if self.bits not in {2, 3, 4, 8, 16}:
             raise ValueError(f"bits = {self.bits}: not one of 2, 3, 4, 8, 16")
-        if self.bits != 16 and (self.group not in {32, 64} or self.inter % self.group or self.hidden % self.group):
+        if self.bits != 16 and (
+            self.group not in {32, 64} or self.inter % self.group or self.hidden % self.group
+        ):
             raise ValueError(
                 f"group = {self.group}: must be 32 or 64 and divide inter = {self.inter} and hidden = {self.hidden}"
             )
@@ -99,4 +101,3 @@ class NgramLayout:
     def total_bytes(self) -> int:
         """Bytes of the table."""
         return self.rows * self.row_bytes
-
