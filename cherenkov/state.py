@@ -87,7 +87,9 @@ class Rows(Generic[A]):
 
     def delta(self, layer: int) -> tuple[Span[DeltaState[A]], ...]:
         """The segments, with the state of a DeltaNet layer."""
-        return tuple(Span(s.start, s.stop, s.state.position, s.state.delta(layer)) for s in self.segments)
+        return tuple(
+            Span(s.start, s.stop, s.state.position, s.state.delta(layer)) for s in self.segments
+        )
 
     def attention(self, layer: int) -> tuple[Span[AttentionState[A]], ...]:
         """The segments, with the state of an attention layer."""
@@ -97,7 +99,9 @@ class Rows(Generic[A]):
 
     def ple(self, layer: int) -> tuple[Span[PleState[A]], ...]:
         """The segments, with the n-gram feature state of a layer."""
-        return tuple(Span(s.start, s.stop, s.state.position, s.state.ple[layer]) for s in self.segments)
+        return tuple(
+            Span(s.start, s.stop, s.state.position, s.state.ple[layer]) for s in self.segments
+        )
 
     def draft(self) -> tuple[Span[AttentionState[A]], ...]:
         """The segments, with the draft head's state; its positions are its own."""

@@ -40,7 +40,9 @@ class ExpertStore:
         self.experts = experts
         self.stats = ExpertStats()
         self._reader = reader
-        self._slot_of: OrderedDict[int, int] = OrderedDict()  # record -> slot, least recently used first
+        self._slot_of: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # record -> slot, least recently used first
         self._free = list(range(pool.slots - 1, -1, -1))
         self._pinned: set[int] = set()
 
