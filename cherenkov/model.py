@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from numpy.typing import NDArray
+from typing_extensions import override
 
     from cherenkov.experts.stats import ExpertStats
 
@@ -349,6 +350,7 @@ class Model:
     ) -> None:
         self.close()
 
+    @override
     def __repr__(self) -> str:
         return f"<Model {self.path.name} on {self.backend_name}>"
 
@@ -379,8 +381,9 @@ class Model:
             with self._lock:
                 self._check_open()
                 wide = network.forward(Rows([(state, ids[start:stop])]))
-                rows = network.logits(wide, range(stop - start))
-                yield self._backend.host(rows)
+                # A copy, since a backend may reuse the memory of its results.
+                rows = np.array(self._backend.host(network.logits(wide, range(stop - start))))
+            yield rows
 
     def _trace(self, engine: Engine, ids: Sequence[int]) -> dict[str, NDArray[np.float32]]:
         """What flows through the model after each layer, and the logits, over all of `ids`."""

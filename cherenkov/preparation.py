@@ -42,7 +42,7 @@ def locate(selector: str | os.PathLike[str], on_event: Listener = ignore) -> Pat
         return folder
     if is_checkpoint(folder):
         resolved = folder.resolve()
-        return _prepared(resolved, f"{resolved.name}-{fingerprint(resolved)[:12]}", on_event)
+        return _prepared(resolved, resolved.name, on_event)
     raise _not_found(selector, folder)
 
 
@@ -120,7 +120,10 @@ def prepare(
 
 
 def _prepared(folder: Path, name: str, on_event: Listener) -> Path:
-    target = load_settings().data_dir / "stores" / name
+    """The store of this very source in the data directory. Its name holds the fingerprint, so it is never stale."""
+    target = load_settings().data_dir / "stores" / f"{name}-{fingerprint(folder)[:12]}"
+    if is_store(target):
+        return target
     return pack(open_source(folder, on_event), target, bits=4, on_event=on_event)
 
 
