@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["canonical", "expert_name", "is_vision", "shard_name"]
+__all__ = ["canonical", "canonical_module", "expert_name", "is_vision", "shard_name"]
 
 _PREFIXES = (
     ("model.language_model.mtp.", "mtp."),
@@ -33,12 +33,17 @@ def is_vision(name: str) -> bool:
 
 
 def canonical(name: str) -> str:
-    """The canonical name of a tensor or module; a name of no known form is returned as it is."""
+    """The canonical name of a tensor; a name of no known form is returned as it is."""
     for theirs, ours in _PREFIXES:
         if name.startswith(theirs):
             name = ours + name[len(theirs) :]
             break
     return _SHARDS.sub(r".ngram_embedding.shard_\1", name)
+
+
+def canonical_module(name: str) -> str:
+    """The canonical name of a module, such as a configuration uses for its exceptions."""
+    return canonical(name + ".").removesuffix(".")
 
 
 def expert_name(prefix: str) -> str:

@@ -18,9 +18,19 @@ from cherenkov.checkpoint.safetensors import SafetensorsFile
 from cherenkov.errors import CorruptModel, DiskError, ModelNotFound, UnsupportedModel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from numpy.typing import NDArray
 
-__all__ = ["INDEX", "Stored", "fingerprint", "has_draft_head", "open_shards", "vetted"]
+__all__ = [
+    "INDEX",
+    "Stored",
+    "TensorTable",
+    "fingerprint",
+    "has_draft_head",
+    "open_shards",
+    "vetted",
+]
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -55,6 +65,45 @@ class Stored:
         return self.file.read_flat(self.name, start, stop)
 
 
+class TensorTable:
+    """The tensors of a checkpoint by canonical name. It remembers which ones were asked for."""
+
+    def __init__(self, folder: Path, tensors: dict[str, Stored]) -> None:
+        self.folder = folder
+        self._tensors = tensors
+        self._used: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def get(self, name: str) -> Stored | None:
+        """A tensor, if there is one."""
+        self._used.add(name)
+        return self._tensors.get(name)
+
+    def need(self, name: str) -> Stored:
+        """A tensor that must be there.
+
+        Raises:
+            CorruptModel: if it is not.
+        """
+        found = self.get(name)
+        if found is None:
+            raise CorruptModel(self.folder, "the checkpoint lacks this tensor", item=name)
+        return found
+
+    def unused(self) -> list[str]:
+        """Tensors that nobody asked for, by the names that the files give them."""
+        return [t.name for name, t in self._tensors.items() if name not in self._used]
+
+    def values(self) -> Iterable[Stored]:
+        """Every tensor, asked for or not."""
+        return self._tensors.values()
+
+
 def vetted(folder: Path, name: str) -> Path:
     """The path of a file that the model itself names.
 
@@ -74,7 +123,7 @@ def vetted(folder: Path, name: str) -> Path:
     return path
 
 
-def open_shards(folder: Path) -> dict[str, Stored]:
+def open_shards(folder: Path) -> TensorTable:
     """Every text tensor of a checkpoint by its canonical name.
 
     Raises:
@@ -97,7 +146,7 @@ def open_shards(folder: Path) -> dict[str, Stored]:
                     file.path, f"means the same as {table[ours].name}", item=name[:200]
                 )
             table[ours] = Stored(file, name)
-    return table
+    return TensorTable(folder, table)
 
 
 def has_draft_head(folder: str | os.PathLike[str]) -> bool:
