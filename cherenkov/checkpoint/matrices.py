@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from cherenkov.checkpoint.names import expert_name, shard_name
 from cherenkov.errors import CorruptModel, UnsupportedModel
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from cherenkov.checkpoint.inventory import ExpertSpec, NgramSpec
     from cherenkov.checkpoint.shards import Stored, TensorTable
 
@@ -127,7 +129,7 @@ def nonfinite_row(matrix: HostMatrix) -> int | None:
     for part in (matrix.codes, matrix.scales, matrix.biases):
         if part is None or part.dtype == np.uint32:
             continue
-        good = np.isfinite(part) if part.dtype == np.float32 else (part & _EXPONENT) != _EXPONENT
+        good = _finite(part)
         if not good.all():
             found.append(int(np.argmin(good.all(axis=1))))
     return min(found, default=None)
@@ -282,6 +284,13 @@ def _misfit(tensor: Stored, shape: tuple[int, ...]) -> CorruptModel:
         expected=list(shape),
         found=f"{tensor.dtype} {list(tensor.shape)}",
     )
+
+
+def _finite(part: NDArray[Any]) -> NDArray[np.bool_]:
+    good: NDArray[np.bool_] = (
+        np.isfinite(part) if part.dtype == np.float32 else (part & _EXPONENT) != _EXPONENT
+    )
+    return good
 
 
 def _stack(parts: list[HostMatrix]) -> HostMatrix:

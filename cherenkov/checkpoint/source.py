@@ -90,6 +90,18 @@ class Checkpoint:
         """Whose conventions a tensor follows."""
         return self.draft if name.startswith("mtp.") else self.trunk
 
+    def comes_quantised(self, name: str) -> bool:
+        """Whether the part of the model that a tensor belongs to was quantised by whoever published it."""
+        draft = name.startswith("mtp.")
+        layers = [e for e in self.experts if e.prefix.startswith("mtp.") == draft]
+        return any(bits != 16 for layer in layers for bits, _ in layer.formats)
+
+    def addend(self, spec: TensorSpec) -> int:
+        """What makes a norm's weights those of the store: trunk norms hold 1 + w there, MTP pre-norms w."""
+        if spec.role is Role.CENTRED:
+            return int(self.dialect(spec.name) is Dialect.HUGGING_FACE)
+        return -int(spec.role is Role.PRE_NORM and self.pre_norms_complete)
+
     @property
     def expert_format(self) -> tuple[int, int] | None:
         """(bits, group) of experts that come quantised; None if all are BF16."""
