@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cherenkov.errors import ContextTooLong, RequestError
 from cherenkov.prefill import prefill
-from cherenkov.sampling import Sampler, Sampling
+from cherenkov.sampling import Sampling, choose
 from cherenkov.state import Rows
 
 if TYPE_CHECKING:
@@ -62,10 +62,11 @@ def generate(
     """
     _admit(engine, prompt, max_tokens)
     network, state = engine.network, engine.network.new_state(engine.context_tokens)
-    sampler = Sampler(sampling)
+    random = sampling.generator()
     logits = prefill(network, state, prompt, engine.chunk_rows, check)
     for count in range(1, max_tokens + 1):
-        token = sampler.next(engine.backend.host(logits)[0])
+        row = engine.backend.host(logits)[0]  # [V]
+        token = choose(row, sampling, random, backend=engine.backend.name)
         if token in stop_ids:
             yield Step(token, "stop")
             return

@@ -93,7 +93,7 @@ class Reference(Backend[Matrix, Floats]):
     ) -> tuple[Floats, Floats | None]:
         normed = _stream_norm(wide, w.norm, w.streams, w.eps)  # [R, S*D]
         mix = _sigmoid(_silu(normed @ w.down.T / np.float32(w.streams)) @ w.up.T)  # [R, S*D]
-        block = (mix * normed).reshape(len(wide), w.streams, -1).mean(axis=1)  # [R, D]
+        block: Floats = (mix * normed).reshape(len(wide), w.streams, -1).mean(axis=1)  # [R, D]
         if w.inject is None:
             return block, None
         gain = np.float32(2) * _sigmoid(normed @ w.inject.T / np.float32(w.streams))
