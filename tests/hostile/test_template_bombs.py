@@ -50,7 +50,7 @@ BOMBS = {
     "doubling": "{% set ns=namespace(s='aaaaaaaaaa') %}{% for i in range(40) %}{% set ns.s=ns.s~ns.s %}{% endfor %}{{ ns.s|length }}",
     "nested": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "multiply": "{{ ('a' * (10**9))|length }}",
-    "power": "{{ (9**(9**9))|string|length }}",
+    "power": "{{ (9**(9**(7 + messages|length)))|string|length }}",
     "replace": "{{ ('a'*100000).replace('a','b'*10000)|length }}",
     "center": "{{ 'a'.center(10**9)|length }}",
     "format width": "{{ '%1000000000d' % 1 }}",
@@ -80,16 +80,16 @@ def test_formatting_reaches_nothing(name):
 
 
 @pytest.mark.parametrize("name", BOMBS)
-@pytest.mark.parametrize("where", ["when rendering", "when compiling"])
+@pytest.mark.parametrize("where", ["in a branch", "alone"])
 def test_bombs_are_contained_and_the_next_render_is_fine(name, where):
     bomb = BOMBS[name]
-    if where == "when rendering":  # not folded into a constant, and not on every render
+    if where == "in a branch":  # not folded into a constant, and not on every render
         bomb = "{% if messages|length > 1 %}" + bomb + "{% endif %}fine"
     with ChatTemplate(bomb, Controls(), limits=QUICK) as template:
         for _ in range(2):
             with pytest.raises(TemplateError):
                 template.render(USER * 2)
-        if where == "when rendering":
+        if where == "in a branch":
             assert template.render(USER).text == "fine"
 
 
