@@ -6,14 +6,17 @@ left behind. A `Rows` is what one forward pass works on: consecutive tokens of o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cherenkov.backends.base import AttentionState, DeltaState, PleState, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
 __all__ = ["Rows", "State"]
 
