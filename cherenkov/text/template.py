@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from cherenkov.checkpoint.documents import read_bytes, read_object
 from cherenkov.errors import CorruptModel, RequestError, TemplateError
-from cherenkov.text.files import read_bounded, read_json_object
 from cherenkov.text.template_process import Limits, TemplateProcess
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class ChatTemplate:
             DiskError: if a file cannot be read.
         """
         path = Path(folder) / "tokenizer_config.json"
-        config = read_json_object(path, CONFIG_LIMIT_BYTES) if path.exists() else {}
+        config = read_object(path, CONFIG_LIMIT_BYTES) if path.exists() else {}
         source = _separate_source(Path(folder) / "chat_template.jinja")
         if source is None:
             source = _configured_source(path, config.get("chat_template"))
@@ -202,7 +202,7 @@ def _separate_source(path: Path) -> str | None:
     if not path.exists():
         return None
     try:
-        return read_bounded(path, TEMPLATE_LIMIT_BYTES).decode()
+        return read_bytes(path, TEMPLATE_LIMIT_BYTES).decode()
     except UnicodeDecodeError as error:
         raise CorruptModel(path, "is not UTF-8", offset=error.start) from error
 
