@@ -1,0 +1,171 @@
+"""The `qwen4_exp` forward pass: a composition of fused operations, and nothing else.
+
+    embed -> 48 x [ n-gram features? -> read -> DeltaNet or attention -> inject -> read -> experts -> inject ]
+          -> final mixer -> LM head
+
+The residual is wide: S streams of the hidden size, which hyper-connections read from and write back to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cherenkov.architectures.qwen4_exp.config import Config
+from cherenkov.architectures.qwen4_exp.weights import Layer, Weights
+from cherenkov.backends.base import AttentionState, Backend, DeltaNet, DeltaState, PleState
+from cherenkov.experts.rows import RowTable
+from cherenkov.experts.store import ExpertStore
+from cherenkov.state import Rows, State
+
+__all__ = ["Observer", "Qwen4Exp"]
+
+M = TypeVar("M")
+A = TypeVar("A")
+
+
+class Observer(Protocol[A]):
+    """Called with the name of a place in the forward pass and what flows there."""
+
+    def __call__(self, place: str, value: A, /) -> None: ...
+
+
+class Qwen4Exp(Generic[M, A]):
+    """A model that can run: weights on a backend, experts in a store, n-gram rows in tables.
+
+    Args:
+        config: the geometry.
+        ops: the backend.
+        weights: the resident part, placed on `ops`.
+        experts: where routed experts come from; its layers are the trunk's, then the draft head's.
+        tables: the n-gram table of each layer that has one.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        ops: Backend[M, A],
+        weights: Weights[M, A],
+        experts: ExpertStore,
+        tables: Mapping[int, RowTable],
+    ) -> None:
+        self.config = config
+        self.ops = ops
+        self.weights = weights
+        self.experts = experts
+        self.tables = tables
+
+    @property
+    def drafts(self) -> bool:
+        """There is a draft head."""
+        return self.weights.draft is not None
+
+    def forward(self, rows: Rows[A], observe: Observer[A] | None = None) -> A:
+        """Run rows through the trunk and commit them. Returns the wide residual, `[R, S*D]`."""
+        ops, see = self.ops, observe or _unseen
+        wide = ops.embed(self.weights.embedding, rows.tokens)  # [R, S*D]
+        for layer in self.weights.layers:
+            wide = self._features(layer, wide, rows)
+            x, gain = ops.read_residual(layer.mixer_read, wide)  # [R, D], [R, S]
+            wide = ops.inject(wide, self._mix(layer, x, rows), _present(gain))
+            wide = self._mixture(layer, wide)
+            see(f"layer {layer.index}", wide)
+        rows.commit()
+        return wide
+
+    def logits(self, wide: A, rows: Sequence[int]) -> A:
+        """Logits `[len(rows), V]` of chosen rows of a residual."""
+        return self.ops.logits(self.weights.head, wide, rows)
+
+    def draft(self, rows: Rows[A], wide: A) -> A:
+        """Run the draft head over positions it has not seen.
+
+        Args:
+            rows: for each position p, the token at p + 1.
+            wide: the trunk's residual at p, `[R, S*D]`; to chain drafts, the head's own from the row before.
+
+        Returns:
+            The head's residual `[R, S*D]`, of which `draft_logits` predicts the token at p + 2.
+
+        Source: published MTP semantics; transformers has no implementation.
+        """
+        ops, head = self.ops, self.weights.draft
+        assert head is not None
+        wide = ops.fuse(head.fuse, self.weights.embedding, rows.tokens, wide)  # [R, S*D]
+        x, gain = ops.read_residual(head.layer.mixer_read, wide)
+        assert not isinstance(head.layer.mixer, DeltaNet)
+        mixed = ops.sparse_attention(head.layer.mixer, x, rows.draft())
+        wide = ops.inject(wide, mixed, _present(gain))
+        return self._mixture(head.layer, wide)
+
+    def draft_logits(self, wide: A, rows: Sequence[int]) -> A:
+        """Logits `[len(rows), V]` of the draft head's residual."""
+        assert self.weights.draft is not None
+        return self.ops.logits(self.weights.draft.head, wide, rows)
+
+    def new_state(self, context_tokens: int) -> State[A]:
+        """An empty sequence that can grow to `context_tokens`."""
+        c, layers = self.config, range(self.config.layers)
+        return State(
+            layers=tuple(
+                self._attention_state(context_tokens) if c.attention[i] else self._delta_state()
+                for i in layers
+            ),
+            ple={
+                i: PleState(self.ops.zeros(((c.ple_taps - 1) * c.ngram, c.wide)))
+                for i in c.ple_layers
+            },
+            draft=self._attention_state(context_tokens) if self.drafts else None,
+            context_tokens=context_tokens,
+        )
+
+    def _features(self, layer: Layer[M, A], wide: A, rows: Rows[A]) -> A:
+        if layer.ple is None or layer.hash is None:
+            return wide
+        ids = [
+            layer.hash.rows(s.state.tokens, rows.tokens[s.start : s.stop]) for s in rows.segments
+        ]
+        features = self.ops.array(self.tables[layer.index].gather(np.concatenate(ids)))  # [R, P]
+        return self.ops.ple(layer.ple, wide, features, rows.ple(layer.index))
+
+    def _mix(self, layer: Layer[M, A], x: A, rows: Rows[A]) -> A:
+        if isinstance(layer.mixer, DeltaNet):
+            return self.ops.delta_net(layer.mixer, x, rows.delta(layer.index))
+        return self.ops.sparse_attention(layer.mixer, x, rows.attention(layer.index))
+
+    def _mixture(self, layer: Layer[M, A], wide: A) -> A:
+        x, gain = self.ops.read_residual(layer.moe_read, wide)
+        routes = self.ops.route(layer.router, x)  # ids, weights [R, K]; the host sees the ids
+        with self.experts.acquire(layer.index, routes.ids) as lease:  # pins slots, finds what is missing
+            mixed = self.ops.experts(layer.shared, x, routes, lease)  # resident first, then as they land
+        return self.ops.inject(wide, mixed, _present(gain))
+
+    def _delta_state(self) -> DeltaState[A]:
+        c = self.config
+        return DeltaState(
+            history=self.ops.zeros((c.taps - 1, c.channels)),
+            matrix=self.ops.zeros((c.value_heads, c.key_dim, c.value_dim)),
+        )
+
+    def _attention_state(self, tokens: int) -> AttentionState[A]:
+        c = self.config
+        return AttentionState(
+            keys=self.ops.cache((tokens, c.kv_heads, c.head_dim)),
+            values=self.ops.cache((tokens, c.kv_heads, c.head_dim)),
+            index_keys=self.ops.cache((tokens, c.index_dim)),
+            block_keys=self.ops.cache((max(1, tokens // c.block), c.index_dim)),
+        )
+
+
+def _present(gain: A | None) -> A:
+    assert gain is not None, "only final mixers read without injecting"
+    return gain
+
+
+def _unseen(_place: str, _value: object) -> None:
+    """The observer that looks away."""
+
+

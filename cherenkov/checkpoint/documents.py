@@ -1,0 +1,88 @@
+"""Small JSON files that came with a model: read with a size limit, and no key twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+from cherenkov.errors import CorruptModel, DiskError
+from cherenkov.units import MIB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["LIMIT_BYTES", "parse_object", "read_bytes", "read_object"]
+
+LIMIT_BYTES = 64 * MIB
+"""Longest JSON document that is read unless the caller says otherwise."""
+
+
+def read_bytes(path: Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
+    """The content of a regular file of at most `limit_bytes`.
+
+    Raises:
+        CorruptModel: if the file is missing, longer, or no regular file.
+        DiskError: if the system refuses to read it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise CorruptModel(path, "the file is missing") from None
+    except OSError as error:
+        raise DiskError.wrap(error, path, "read") from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptModel(path, "not a regular file")
+        if status.st_size > limit_bytes:
+            raise CorruptModel(
+                path, "too long", expected=f"at most {limit_bytes} bytes", found=status.st_size
+            )
+        try:
+            return file.read(limit_bytes)
+        except OSError as error:
+            raise DiskError.wrap(error, path, "read") from error
+
+
+def read_object(path: Path, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        CorruptModel: if there is no such file, or it holds anything else.
+        DiskError: if the system refuses to read it.
+    """
+    return parse_object(path, read_bytes(path, limit_bytes))
+
+
+def parse_object(path: str | os.PathLike[str], text: bytes) -> dict[str, Any]:
+    """The JSON object in `text`; `path` is for the message.
+
+    Raises:
+        CorruptModel: if it is not UTF-8, not JSON, nested too deeply, no object, or repeats a key.
+    """
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+    except RecursionError:
+        raise CorruptModel(path, "JSON nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise CorruptModel(path, "not UTF-8", offset=error.start) from None
+    except json.JSONDecodeError as error:
+        raise CorruptModel(path, f"not JSON: {error.msg}", offset=error.pos) from None
+    except ValueError as error:  # a repeated key, or a number of thousands of digits
+        raise CorruptModel(path, f"bad JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CorruptModel(path, "not a JSON object", found=type(value).__name__)
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"key {key[:80]!r} appears twice")
+            seen.add(key)
+    return table

@@ -1,0 +1,83 @@
+"""Reading one expert record into a slot, and checking that it is what was written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cherenkov.errors import CorruptModel, DiskError
+from cherenkov.packing.integrity import record_checksum
+
+__all__ = ["RecordReader"]
+
+_ATTEMPTS = 2
+"""A read that fails once may have met a passing fault; one that fails twice has not."""
+
+
+class RecordReader:
+    """Plain positional reads of fixed-size records.
+
+    Args:
+        path: `experts.bin`.
+        stride_bytes: distance between records.
+        experts: experts a layer, to name a record.
+        checksums: uint64, one a record, or None to read unchecked.
+    """
+
+    def __init__(
+        self, path: Path, stride_bytes: int, experts: int, checksums: NDArray[np.uint64] | None
+    ) -> None:
+        self.path = path
+        self.stride_bytes = stride_bytes
+        self.experts = experts
+        self.checksums = checksums
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DiskError.wrap(error, path, "open the expert records") from error
+
+    def read(self, record: int, slot: NDArray[np.uint8]) -> None:
+        """Fill `slot` with a record.
+
+        Raises:
+            DiskError: the operating system failed twice; names the record.
+            CorruptModel: the file ends early, or the record is not what was written.
+        """
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._fill(record, memoryview(slot))
+                break
+            except OSError as error:
+                if attempt + 1 == _ATTEMPTS:
+                    raise DiskError.wrap(error, self.path, f"read {self.name(record)}") from error
+        if self.checksums is not None and record_checksum(slot) != int(self.checksums[record]):
+            raise CorruptModel(
+                self.path,
+                "the checksum does not match: prepare the model again",
+                item=self.name(record),
+                offset=record * self.stride_bytes,
+            )
+
+    def name(self, record: int) -> str:
+        """A record as people know it."""
+        layer, expert = divmod(record, self.experts)
+        return f"record {record} (layer {layer}, expert {expert})"
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _fill(self, record: int, view: memoryview) -> None:
+        start, done = record * self.stride_bytes, 0
+        while done < self.stride_bytes:
+            count = os.preadv(self._file, [view[done:]], start + done)
+            if count == 0:
+                raise CorruptModel(
+                    self.path, "the file ends early", item=self.name(record), offset=start + done
+                )
+            done += count

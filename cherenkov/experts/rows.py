@@ -1,0 +1,91 @@
+"""The n-gram table: small rows fetched by number."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cherenkov.checkpoint.affine import HostMatrix, dequantise
+from cherenkov.errors import CorruptModel, DiskError
+from cherenkov.packing.layout import NgramLayout
+from cherenkov.units import MIB
+
+__all__ = ["RESIDENT_BYTES", "RowTable"]
+
+RESIDENT_BYTES = 64 * MIB
+"""Tables up to this size are read whole at open; larger ones are read row by row."""
+
+
+class RowTable:
+    """Rows of float32 values, read and dequantised on demand.
+
+    Raises:
+        DiskError: if the file cannot be read.
+        CorruptModel: if it ends early.
+    """
+
+    def __init__(self, path: Path, layout: NgramLayout) -> None:
+        self.path = path
+        self.layout = layout
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DiskError.wrap(error, path, "open the n-gram table") from error
+        self._resident: NDArray[np.uint8] | None = None
+        if layout.total_bytes <= RESIDENT_BYTES:
+            whole = self._read(0, layout.total_bytes)
+            self._resident = whole.reshape(layout.rows, layout.row_bytes)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory the table holds."""
+        return self._resident.nbytes if self._resident is not None else 0
+
+    def gather(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Values of `rows` `[R, heads]`, side by side: float32 `[R, heads * dim]`."""
+        distinct, where = np.unique(rows, return_inverse=True)
+        if self._resident is not None:
+            raw = self._resident[distinct]
+        else:
+            size = self.layout.row_bytes
+            raw = np.stack([self._read(int(row) * size, size) for row in distinct])
+        values = self._decode(raw)
+        return values[where.reshape(rows.shape)].reshape(len(rows), -1)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _decode(self, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        layout = self.layout
+        shape = (len(raw), layout.dim)
+        codes = np.ascontiguousarray(raw[:, : layout.weight_bytes])
+        if layout.bits == 16:
+            return dequantise(HostMatrix(shape, 16, 0, codes.view(np.uint16)))
+        middle = layout.weight_bytes + layout.scale_bytes
+        scales = np.ascontiguousarray(raw[:, layout.weight_bytes : middle]).view(np.uint16)
+        biases = np.ascontiguousarray(raw[:, middle:]).view(np.uint16)
+        return dequantise(
+            HostMatrix(shape, layout.bits, layout.group, codes.view(np.uint32), scales, biases)
+        )
+
+    def _read(self, offset: int, size: int) -> NDArray[np.uint8]:
+        buffer = np.empty(size, dtype=np.uint8)
+        view = memoryview(buffer)
+        done = 0
+        while done < size:
+            try:
+                count = os.preadv(self._file, [view[done:]], offset + done)
+            except OSError as error:
+                raise DiskError.wrap(error, self.path, "read the n-gram table") from error
+            if count == 0:
+                raise CorruptModel(
+                    self.path, "the n-gram table ends early", offset=offset + done, expected=size
+                )
+            done += count
+        return buffer

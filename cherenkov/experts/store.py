@@ -1,0 +1,145 @@
+"""The expert store: which experts are in memory, and how the others come.
+
+A layer asks for the experts its rows were routed to and gets a lease. Iterating over the lease yields waves:
+first every expert that is resident, then the missing ones as they are read. A wave's slots are pinned until the
+next wave is asked for, so a layer may need more experts than there are slots; the answer does not depend on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cherenkov.backends.base import ExpertPool, Ids, Wave
+from cherenkov.experts.reader import RecordReader
+from cherenkov.experts.stats import ExpertStats
+
+__all__ = ["ExpertStore", "Lease"]
+
+
+class ExpertStore:
+    """A bounded pool of expert records over a file of all of them, least recently used out first.
+
+    Not for use by several threads at once.
+
+    Args:
+        pool: the slots, made by the backend that will compute with them.
+        reader: where records come from; closed with the store.
+        layers: record layers: the trunk's, then the draft head's.
+        experts: experts a layer.
+    """
+
+    def __init__(self, pool: ExpertPool, reader: RecordReader, layers: int, experts: int) -> None:
+        self.pool = pool
+        self.layers = layers
+        self.experts = experts
+        self.stats = ExpertStats()
+        self._reader = reader
+        self._slot_of: OrderedDict[int, int] = OrderedDict()  # record -> slot, least recently used first
+        self._free = list(range(pool.slots - 1, -1, -1))
+        self._pinned: set[int] = set()
+
+    @property
+    def slots(self) -> int:
+        """Records that fit in memory at once."""
+        return self.pool.slots
+
+    @property
+    def resident(self) -> int:
+        """Records in memory now."""
+        return len(self._slot_of)
+
+    def acquire(self, layer: int, ids: Ids) -> Lease:
+        """Lease the experts `ids` (any shape, repeats allowed) of a layer."""
+        return Lease(self, layer, _distinct(ids))
+
+    def close(self) -> None:
+        """Close the file. Slots are the backend's to free."""
+        self._reader.close()
+
+    # what a lease uses
+
+    def waves(self, layer: int, ids: list[int]) -> Iterator[Wave]:
+        """Resident experts, then the missing in groups that fit; see the module's description."""
+        records = {expert: layer * self.experts + expert for expert in ids}
+        here = [e for e in ids if records[e] in self._slot_of]
+        missing = [e for e in ids if records[e] not in self._slot_of]
+        self.stats.hits += len(here)
+        if here:
+            yield self._pin(here, [self._touch(records[e]) for e in here])
+        while missing:
+            group, missing = missing[: self.slots], missing[self.slots :]
+            self._pinned.clear()
+            yield self._pin(group, [self._fetch(records[e]) for e in group])
+
+    def release(self) -> None:
+        """Unpin everything."""
+        self._pinned.clear()
+
+    def _pin(self, experts: list[int], slots: list[int]) -> Wave:
+        return Wave(np.array(experts, dtype=np.int32), np.array(slots, dtype=np.int32))
+
+    def _touch(self, record: int) -> int:
+        self._slot_of.move_to_end(record)
+        slot = self._slot_of[record]
+        self._pinned.add(slot)
+        return slot
+
+    def _fetch(self, record: int) -> int:
+        slot = self._free.pop() if self._free else self._evict()
+        self._pinned.add(slot)
+        begun = time.perf_counter()
+        try:
+            self._reader.read(record, self.pool.memory[slot])
+        except BaseException:
+            # The slot holds nothing we can vouch for.
+            self._free.append(slot)
+            self._pinned.discard(slot)
+            raise
+        self._slot_of[record] = slot
+        self.stats.misses += 1
+        self.stats.read_bytes += self._reader.stride_bytes
+        self.stats.read_s += time.perf_counter() - begun
+        return slot
+
+    def _evict(self) -> int:
+        record = next(r for r, slot in self._slot_of.items() if slot not in self._pinned)
+        return self._slot_of.pop(record)
+
+
+class Lease:
+    """Experts of one layer, on their way. Use it in a `with` block and iterate once."""
+
+    def __init__(self, store: ExpertStore, layer: int, ids: list[int]) -> None:
+        self._store = store
+        self._layer = layer
+        self._ids = ids
+
+    @property
+    def pool(self) -> ExpertPool:
+        """Where the slots are."""
+        return self._store.pool
+
+    def __iter__(self) -> Iterator[Wave]:
+        return self._store.waves(self._layer, self._ids)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._store.release()
+
+
+def _distinct(ids: NDArray[np.int32]) -> list[int]:
+    """Distinct ids in order of first appearance."""
+    return list(dict.fromkeys(ids.ravel().tolist()))

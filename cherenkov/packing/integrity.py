@@ -1,0 +1,132 @@
+"""`integrity.json`: a checksum for every part of a store, so that no wrong byte goes unseen.
+
+It lies beside the files of the published layout, and a store without it opens too, unverified. Checksums are
+XXH3-64: they find accidents, not forgeries. The document ends with a checksum of itself.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from cherenkov.checkpoint.documents import parse_object
+from cherenkov.errors import CorruptModel, UnsupportedModel
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["NAME", "Integrity", "NgramBlocks", "checksum", "record_checksum"]
+
+NAME = "integrity.json"
+VERSION = 1
+ALGORITHM = "xxh3_64"
+_SEAL = b',"self":"'
+
+
+def checksum(data: bytes | bytearray | memoryview) -> int:
+    """XXH3-64 of some contiguous bytes."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def record_checksum(record: memoryview) -> int:
+    """Checksum of one expert record: all `stride_bytes` of it, padding included."""
+    return checksum(record)
+
+
+@dataclass(frozen=True, slots=True)
+class NgramBlocks:
+    """Checksums of one n-gram file, `block_rows` rows each, the last block perhaps shorter."""
+
+    file: str
+    block_rows: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Integrity:
+    """The document.
+
+    Attributes:
+        tool: name and version of the program that prepared the store.
+        fingerprint: of the source it was prepared from.
+        options: how it was prepared, such as bits and group.
+        records: checksum of each expert record, in order.
+        dense: checksum of each dense tensor, by name.
+        ngrams: one entry per n-gram file.
+        files: checksums of the small files, manifest.json among them.
+    """
+
+    tool: str
+    fingerprint: str
+    options: dict[str, Any] = field(default_factory=dict)
+    records: tuple[int, ...] = ()
+    dense: dict[str, int] = field(default_factory=dict)
+    ngrams: tuple[NgramBlocks, ...] = ()
+    files: dict[str, int] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """The document, as it is written."""
+        document = {
+            "version": VERSION,
+            "algorithm": ALGORITHM,
+            "tool": self.tool,
+            "fingerprint": self.fingerprint,
+            "options": self.options,
+            "files": {name: _hex(value) for name, value in self.files.items()},
+            "dense": {name: _hex(value) for name, value in self.dense.items()},
+            "ngrams": [
+                {
+                    "file": part.file,
+                    "block_rows": part.block_rows,
+                    "blocks": [_hex(value) for value in part.blocks],
+                }
+                for part in self.ngrams
+            ],
+            "experts": [_hex(value) for value in self.records],
+        }
+        body = json.dumps(document, separators=(",", ":")).encode()[:-1]
+        return body + _SEAL + _hex(checksum(body)).encode() + b'"}\n'
+
+    @classmethod
+    def from_bytes(cls, path: str | os.PathLike[str], text: bytes) -> Integrity:
+        """Read and check the document; `path` is for messages.
+
+        Raises:
+            CorruptModel: if it is damaged.
+            UnsupportedModel: if a later release wrote it.
+        """
+        document = parse_object(path, text)
+        if document.get("version") != VERSION or document.get("algorithm") != ALGORITHM:
+            raise UnsupportedModel(
+                f"{path}: version {document.get('version')!r}, checksums {document.get('algorithm')!r}",
+                known=f"version {VERSION}, {ALGORITHM}",
+            )
+        body, seal, _ = text.rpartition(_SEAL)
+        if not seal or document.get("self") != _hex(checksum(body)):
+            raise CorruptModel(path, "damaged: its own checksum does not match")
+        try:
+            return cls(
+                tool=str(document["tool"]),
+                fingerprint=str(document["fingerprint"]),
+                options=dict(document["options"]),
+                records=_unhex(document["experts"]),
+                dense={name: int(value, 16) for name, value in document["dense"].items()},
+                ngrams=tuple(
+                    NgramBlocks(str(n["file"]), int(n["block_rows"]), _unhex(n["blocks"]))
+                    for n in document["ngrams"]
+                ),
+                files={name: int(value, 16) for name, value in document["files"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptModel(path, f"malformed: {error!r}") from None
+
+
+def _hex(value: int) -> str:
+    return f"{value:016x}"
+
+
+def _unhex(values: list[str]) -> tuple[int, ...]:
+    return tuple(int(value, 16) for value in values)

@@ -1,0 +1,113 @@
+"""The memory of a sequence, and the rows of a step.
+
+A `State` is everything a model keeps about one sequence: its tokens and, layer by layer, what the operations
+left behind. A `Rows` is what one forward pass works on: consecutive tokens of one or of several sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cherenkov.backends.base import AttentionState, DeltaState, PleState, Span
+
+__all__ = ["Rows", "State"]
+
+A = TypeVar("A")
+
+
+@dataclass(slots=True)
+class State(Generic[A]):
+    """One sequence. `layers` holds each trunk layer's state; `ple` and `draft` that of the parts beside it."""
+
+    layers: tuple[DeltaState[A] | AttentionState[A], ...]
+    ple: dict[int, PleState[A]]
+    draft: AttentionState[A] | None
+    context_tokens: int
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def position(self) -> int:
+        """Position of the next token."""
+        return len(self.tokens)
+
+    @property
+    def draft_position(self) -> int:
+        """Entries in the draft head's cache: it runs behind the trunk, since a row needs the token that follows."""
+        return self.draft.length if self.draft is not None else 0
+
+    def delta(self, layer: int) -> DeltaState[A]:
+        """The state of a DeltaNet layer."""
+        state = self.layers[layer]
+        assert isinstance(state, DeltaState)
+        return state
+
+    def attention(self, layer: int) -> AttentionState[A]:
+        """The state of an attention layer."""
+        state = self.layers[layer]
+        assert isinstance(state, AttentionState)
+        return state
+
+
+@dataclass(frozen=True, slots=True)
+class Segment(Generic[A]):
+    """Rows `start:stop` of a step are the next tokens of the sequence `state`."""
+
+    start: int
+    stop: int
+    state: State[A]
+
+
+class Rows(Generic[A]):
+    """The rows of one step.
+
+    Attributes:
+        tokens: int32 `[R]`.
+        segments: which rows belong to which sequence; they cover the rows in order.
+    """
+
+    __slots__ = ("segments", "tokens")
+
+    def __init__(self, parts: Sequence[tuple[State[A], Sequence[int] | NDArray[np.int32]]]) -> None:
+        arrays = [np.asarray(tokens, dtype=np.int32) for _, tokens in parts]
+        self.tokens: NDArray[np.int32] = np.concatenate(arrays)
+        stops = np.cumsum([len(a) for a in arrays]).tolist()
+        starts = [0, *stops[:-1]]
+        self.segments = tuple(
+            Segment(start, stop, state)
+            for start, stop, (state, _) in zip(starts, stops, parts, strict=True)
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def delta(self, layer: int) -> tuple[Span[DeltaState[A]], ...]:
+        """The segments, with the state of a DeltaNet layer."""
+        return tuple(Span(s.start, s.stop, s.state.position, s.state.delta(layer)) for s in self.segments)
+
+    def attention(self, layer: int) -> tuple[Span[AttentionState[A]], ...]:
+        """The segments, with the state of an attention layer."""
+        return tuple(
+            Span(s.start, s.stop, s.state.position, s.state.attention(layer)) for s in self.segments
+        )
+
+    def ple(self, layer: int) -> tuple[Span[PleState[A]], ...]:
+        """The segments, with the n-gram feature state of a layer."""
+        return tuple(Span(s.start, s.stop, s.state.position, s.state.ple[layer]) for s in self.segments)
+
+    def draft(self) -> tuple[Span[AttentionState[A]], ...]:
+        """The segments, with the draft head's state; its positions are its own."""
+        spans = []
+        for s in self.segments:
+            assert s.state.draft is not None
+            spans.append(Span(s.start, s.stop, s.state.draft_position, s.state.draft))
+        return tuple(spans)
+
+    def commit(self) -> None:
+        """Append the rows' tokens to their sequences, once every layer has seen them."""
+        for s in self.segments:
+            s.state.tokens.extend(self.tokens[s.start : s.stop].tolist())
