@@ -6,14 +6,17 @@ left behind. A `Rows` is what one forward pass works on: consecutive tokens of o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cherenkov.backends.base import AttentionState, DeltaState, PleState, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
 __all__ = ["Rows", "State"]
 
@@ -87,7 +90,9 @@ class Rows(Generic[A]):
 
     def delta(self, layer: int) -> tuple[Span[DeltaState[A]], ...]:
         """The segments, with the state of a DeltaNet layer."""
-        return tuple(Span(s.start, s.stop, s.state.position, s.state.delta(layer)) for s in self.segments)
+        return tuple(
+            Span(s.start, s.stop, s.state.position, s.state.delta(layer)) for s in self.segments
+        )
 
     def attention(self, layer: int) -> tuple[Span[AttentionState[A]], ...]:
         """The segments, with the state of an attention layer."""
@@ -97,7 +102,9 @@ class Rows(Generic[A]):
 
     def ple(self, layer: int) -> tuple[Span[PleState[A]], ...]:
         """The segments, with the n-gram feature state of a layer."""
-        return tuple(Span(s.start, s.stop, s.state.position, s.state.ple[layer]) for s in self.segments)
+        return tuple(
+            Span(s.start, s.stop, s.state.position, s.state.ple[layer]) for s in self.segments
+        )
 
     def draft(self) -> tuple[Span[AttentionState[A]], ...]:
         """The segments, with the draft head's state; its positions are its own."""

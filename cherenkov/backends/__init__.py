@@ -1,1 +1,81 @@
-"""Compute backends, found by name. `auto` takes the fastest that works here."""
+"""Compute backends, found by name. `auto` takes the fastest that works here.
+
+To add one: a module with a class that implements `cherenkov.backends.base.Backend`, and a line in `_HOME`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from cherenkov.backends.base import Backend, Options
+from cherenkov.errors import BackendError, ConfigError
+
+__all__ = ["Availability", "available", "create"]
+
+_HOME = {
+    "native": ("cherenkov.backends.native", "Native"),
+    "reference": ("cherenkov.backends.reference", "Reference"),
+}
+"""In order of preference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Whether a backend can run here; `reason` says why not, or what it would use."""
+
+    name: str
+    usable: bool
+    reason: str
+
+
+def available() -> list[Availability]:
+    """Every backend, in the order in which `auto` tries them."""
+    return [_probe(name) for name in _HOME]
+
+
+def create(name: str = "auto", options: Options | None = None) -> Backend[Any, Any]:
+    """Make a backend.
+
+    Args:
+        name: one of the registry's names, or `auto`.
+        options: threads, precision and instruction set.
+
+    Raises:
+        ConfigError: if there is no backend of that name.
+        BackendError: if it cannot run here, or not with these options.
+    """
+    options = options or Options()
+    if name == "auto":
+        return _make(next(a.name for a in available() if a.usable), options)
+    if name not in _HOME:
+        raise ConfigError("backend", name, f"choose auto, {', '.join(_HOME)}")
+    probe = _probe(name)
+    if not probe.usable:
+        raise BackendError(name, "start", probe.reason)
+    return _make(name, options)
+
+
+def _make(name: str, options: Options) -> Backend[Any, Any]:
+    module, kind = _HOME[name]
+    made = getattr(importlib.import_module(module), kind)(options)
+    assert isinstance(made, Backend)
+    return made
+
+
+def _probe(name: str) -> Availability:
+    if name == "reference":
+        return Availability(name, usable=True, reason="NumPy float32, the oracle; slow")
+    if importlib.util.find_spec("cherenkov._native") is None:
+        return Availability(
+            name, usable=False, reason="built without a C++ compiler: install one and reinstall"
+        )
+    try:
+        native = importlib.import_module("cherenkov._native")
+    except ImportError as error:
+        return Availability(name, usable=False, reason=f"cannot load the extension: {error}")
+    del native
+    return Availability(name, usable=True, reason=f"C++ kernels for {sys.platform}")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from numpy.typing import NDArray
 
 from cherenkov.checkpoint.affine import HostMatrix
-from cherenkov.packing.layout import ExpertLayout
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from cherenkov.packing.layout import ExpertLayout
 
 __all__ = ["expert_matrices"]
 

@@ -5,7 +5,7 @@ It follows the published model, not our kernels, and it is what every other back
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,11 @@ from cherenkov.backends.base import (
 )
 from cherenkov.backends.records import expert_matrices
 from cherenkov.checkpoint.affine import HostMatrix, dequantise
-from cherenkov.packing.layout import ExpertLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cherenkov.packing.layout import ExpertLayout
 
 __all__ = ["Reference"]
 
@@ -89,10 +93,11 @@ class Reference(Backend[Matrix, Floats]):
     ) -> tuple[Floats, Floats | None]:
         normed = _stream_norm(wide, w.norm, w.streams, w.eps)  # [R, S*D]
         mix = _sigmoid(_silu(normed @ w.down.T / np.float32(w.streams)) @ w.up.T)  # [R, S*D]
-        block = (mix * normed).reshape(len(wide), w.streams, -1).mean(axis=1)  # [R, D]
+        block: Floats = (mix * normed).reshape(len(wide), w.streams, -1).mean(axis=1)  # [R, D]
         if w.inject is None:
             return block, None
-        return block, 2 * _sigmoid(normed @ w.inject.T / np.float32(w.streams))
+        gain = np.float32(2) * _sigmoid(normed @ w.inject.T / np.float32(w.streams))
+        return block, gain
 
     @override
     def inject(self, wide: Floats, block: Floats, gain: Floats) -> Floats:
@@ -216,7 +221,8 @@ def _feed_forward(x: Floats, gate: Matrix, up: Matrix, down: Matrix) -> Floats:
 
 
 def _sigmoid(x: Floats) -> Floats:
-    return np.float32(0.5) * (np.tanh(np.float32(0.5) * x) + np.float32(1))
+    half: Floats = np.tanh(np.float32(0.5) * x)
+    return np.float32(0.5) * (half + np.float32(1))
 
 
 def _silu(x: Floats) -> Floats:
@@ -224,17 +230,20 @@ def _silu(x: Floats) -> Floats:
 
 
 def _softplus(x: Floats) -> Floats:
-    return np.logaddexp(x, np.float32(0))
+    out: Floats = np.logaddexp(x, np.float32(0))
+    return out
 
 
 def _softmax(x: Floats) -> Floats:
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
+    e: Floats = np.exp(x - x.max(axis=-1, keepdims=True))
+    total: Floats = e.sum(axis=-1, keepdims=True)
+    return e / total
 
 
 def _norm(x: Floats, weight: Floats, eps: float) -> Floats:
     """RMS norm over the last axis."""
-    return x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(eps)) * weight
+    scale: Floats = np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(eps))
+    return x / scale * weight
 
 
 def _stream_norm(x: Floats, weight: Floats, streams: int, eps: float) -> Floats:
@@ -283,7 +292,8 @@ def _delta_rule(
 
 def _unit(x: Floats) -> Floats:
     """L2 normalisation; the epsilon is the model's own, whatever the config says of its norms."""
-    return x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + np.float32(1e-6))
+    length: Floats = np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + np.float32(1e-6))
+    return x / length
 
 
 def _rotate(w: SparseAttention[Matrix, Floats], x: Floats, positions: NDArray[np.int64]) -> Floats:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from cherenkov.errors import CorruptModel, DiskError
 from cherenkov.packing.integrity import record_checksum
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["RecordReader"]
 
@@ -48,12 +51,12 @@ class RecordReader:
         """
         for attempt in range(_ATTEMPTS):
             try:
-                self._fill(record, memoryview(slot))
+                self._fill(record, slot.data)
                 break
             except OSError as error:
                 if attempt + 1 == _ATTEMPTS:
                     raise DiskError.wrap(error, self.path, f"read {self.name(record)}") from error
-        if self.checksums is not None and record_checksum(slot) != int(self.checksums[record]):
+        if self.checksums is not None and record_checksum(slot.data) != int(self.checksums[record]):
             raise CorruptModel(
                 self.path,
                 "the checksum does not match: prepare the model again",

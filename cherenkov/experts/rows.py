@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cherenkov.checkpoint.affine import HostMatrix, dequantise
 from cherenkov.errors import CorruptModel, DiskError
-from cherenkov.packing.layout import NgramLayout
 from cherenkov.units import MIB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from cherenkov.packing.layout import NgramLayout
 
 __all__ = ["RESIDENT_BYTES", "RowTable"]
 
@@ -76,7 +81,7 @@ class RowTable:
 
     def _read(self, offset: int, size: int) -> NDArray[np.uint8]:
         buffer = np.empty(size, dtype=np.uint8)
-        view = memoryview(buffer)
+        view = buffer.data
         done = 0
         while done < size:
             try:

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cherenkov.backends.base import ExpertPool, Ids, Wave
-from cherenkov.experts.reader import RecordReader
 from cherenkov.experts.stats import ExpertStats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from cherenkov.experts.reader import RecordReader
 
 __all__ = ["ExpertStore", "Lease"]
 
@@ -40,7 +45,9 @@ class ExpertStore:
         self.experts = experts
         self.stats = ExpertStats()
         self._reader = reader
-        self._slot_of: OrderedDict[int, int] = OrderedDict()  # record -> slot, least recently used first
+        self._slot_of: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # record -> slot, least recently used first
         self._free = list(range(pool.slots - 1, -1, -1))
         self._pinned: set[int] = set()
 
@@ -128,7 +135,7 @@ class Lease:
     def __iter__(self) -> Iterator[Wave]:
         return self._store.waves(self._layer, self._ids)
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

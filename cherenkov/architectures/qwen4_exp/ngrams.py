@@ -6,11 +6,14 @@ it. Source: transformers `Qwen4ExpTextNGramEmbedding`, and the fact that its int
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["NgramHash"]
 

@@ -8,29 +8,26 @@ The residual is wide: S streams of the hidden size, which hyper-connections read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cherenkov.architectures.qwen4_exp.config import Config
-from cherenkov.architectures.qwen4_exp.weights import Layer, Weights
 from cherenkov.backends.base import AttentionState, Backend, DeltaNet, DeltaState, PleState
-from cherenkov.experts.rows import RowTable
-from cherenkov.experts.store import ExpertStore
 from cherenkov.state import Rows, State
 
-__all__ = ["Observer", "Qwen4Exp"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cherenkov.architectures import Observer
+    from cherenkov.architectures.qwen4_exp.config import Config
+    from cherenkov.architectures.qwen4_exp.weights import Layer, Weights
+    from cherenkov.experts.rows import RowTable
+    from cherenkov.experts.store import ExpertStore
+
+__all__ = ["Qwen4Exp"]
 
 M = TypeVar("M")
 A = TypeVar("A")
-
-
-class Observer(Protocol[A]):
-    """Called with the name of a place in the forward pass and what flows there."""
-
-    def __call__(self, place: str, value: A, /) -> None: ...
 
 
 class Qwen4Exp(Generic[M, A]):
@@ -122,6 +119,11 @@ class Qwen4Exp(Generic[M, A]):
             context_tokens=context_tokens,
         )
 
+    def close(self) -> None:
+        """Close the n-gram tables."""
+        for table in self.tables.values():
+            table.close()
+
     def _features(self, layer: Layer[M, A], wide: A, rows: Rows[A]) -> A:
         if layer.ple is None or layer.hash is None:
             return wide
@@ -139,8 +141,12 @@ class Qwen4Exp(Generic[M, A]):
     def _mixture(self, layer: Layer[M, A], wide: A) -> A:
         x, gain = self.ops.read_residual(layer.moe_read, wide)
         routes = self.ops.route(layer.router, x)  # ids, weights [R, K]; the host sees the ids
-        with self.experts.acquire(layer.index, routes.ids) as lease:  # pins slots, finds what is missing
-            mixed = self.ops.experts(layer.shared, x, routes, lease)  # resident first, then as they land
+        with self.experts.acquire(
+            layer.index, routes.ids
+        ) as lease:  # pins slots, finds what is missing
+            mixed = self.ops.experts(
+                layer.shared, x, routes, lease
+            )  # resident first, then as they land
         return self.ops.inject(wide, mixed, _present(gain))
 
     def _delta_state(self) -> DeltaState[A]:
@@ -167,5 +173,3 @@ def _present(gain: A | None) -> A:
 
 def _unseen(_place: str, _value: object) -> None:
     """The observer that looks away."""
-
-

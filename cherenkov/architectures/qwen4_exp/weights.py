@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cherenkov.architectures.qwen4_exp.config import Config
 from cherenkov.architectures.qwen4_exp.ngrams import NgramHash
 from cherenkov.architectures.qwen4_exp.tensors import DRAFT, HEAD, TRUNK, layer_prefix
 from cherenkov.backends.base import (
@@ -24,7 +21,14 @@ from cherenkov.backends.base import (
     SharedExpert,
     SparseAttention,
 )
-from cherenkov.checkpoint.affine import HostMatrix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from cherenkov.architectures.qwen4_exp.config import Config
+    from cherenkov.checkpoint.affine import HostMatrix
 
 __all__ = ["DraftWeights", "Layer", "Tensors", "Weights", "load"]
 

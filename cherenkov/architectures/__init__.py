@@ -1,0 +1,135 @@
+"""Model families, found by the `model_type` of their configuration.
+
+To add one: a package beside `qwen4_exp` that exports `FAMILY`, and a line in `_HOME`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from cherenkov.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cherenkov.backends.base import Backend
+    from cherenkov.checkpoint.inventory import Inventory
+    from cherenkov.experts.store import ExpertStore
+    from cherenkov.packing.store import PackedStore
+    from cherenkov.state import Rows, State
+
+__all__ = ["Family", "Network", "Observer", "Sizes", "family_of", "known"]
+
+A = TypeVar("A")
+A_contra = TypeVar("A_contra", contravariant=True)
+
+_HOME = {
+    "qwen4_exp": "cherenkov.architectures.qwen4_exp.family",
+    "qwen4_exp_text": "cherenkov.architectures.qwen4_exp.family",
+}
+
+
+class Observer(Protocol[A_contra]):
+    """Called with the name of a place in the forward pass and what flows there."""
+
+    def __call__(self, place: str, value: A_contra, /) -> None:
+        """See `value` at `place`, such as `layer 3`."""
+
+
+class Network(Protocol[A]):
+    """A model that can run: what generation needs of an architecture."""
+
+    @property
+    def drafts(self) -> bool:
+        """There is a draft head."""
+
+    def new_state(self, context_tokens: int) -> State[A]:
+        """An empty sequence that can grow to `context_tokens`."""
+
+    def forward(self, rows: Rows[A], observe: Observer[A] | None = None) -> A:
+        """Run rows through the trunk and commit them. Returns the residual."""
+
+    def logits(self, wide: A, rows: Sequence[int]) -> A:
+        """Logits `[len(rows), V]` of chosen rows of a residual."""
+
+    def draft(self, rows: Rows[A], wide: A) -> A:
+        """Run the draft head over positions it has not seen. Returns its residual."""
+
+    def draft_logits(self, wide: A, rows: Sequence[int]) -> A:
+        """Logits `[len(rows), V]` of the draft head's residual."""
+
+    def close(self) -> None:
+        """Close what the network holds open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a model needs beside its weights. Pure arithmetic over the configuration.
+
+    Attributes:
+        vocab: entries of the logits.
+        max_context: longest sequence the model was made for, in tokens.
+        stop_ids: tokens that end an answer, by the configuration.
+        top_k: experts a token uses in a layer.
+        fixed_state_bytes: state of a sequence that does not grow.
+        token_state_elements: cache elements that each token of context adds.
+        row_scratch_bytes: transient memory that each row of a step needs.
+    """
+
+    vocab: int
+    max_context: int
+    stop_ids: tuple[int, ...]
+    top_k: int
+    fixed_state_bytes: int
+    token_state_elements: float
+    row_scratch_bytes: int
+
+    def state_bytes(self, context_tokens: int, cache_itemsize: int) -> int:
+        """Memory of one sequence of `context_tokens`."""
+        return self.fixed_state_bytes + int(
+            self.token_state_elements * context_tokens * cache_itemsize
+        )
+
+
+class Family(Protocol):
+    """A model family: everything the rest of the library asks of an architecture."""
+
+    name: str
+
+    def sizes(self, config: Mapping[str, Any]) -> Sizes:
+        """What a model of this configuration needs. Raises UnsupportedModel, naming the key."""
+
+    def inventory(self, config: Mapping[str, Any]) -> Inventory:
+        """What a checkpoint of this configuration must hold. Raises UnsupportedModel, naming the key."""
+
+    def without_draft(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The same configuration for a checkpoint that comes without its draft head."""
+
+    def build(
+        self, store: PackedStore, backend: Backend[Any, Any], experts: ExpertStore
+    ) -> Network[Any]:
+        """Load the resident weights of a store onto a backend."""
+
+
+def known() -> list[str]:
+    """Every `model_type` that can run."""
+    return sorted(_HOME)
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a `config.json`.
+
+    Raises:
+        UnsupportedModel: saying what it is instead.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in _HOME:
+        raise UnsupportedModel(
+            f"config.json: model_type = {kind!r} is not a model this engine runs",
+            known=", ".join(known()),
+            key="model_type",
+        )
+    family: Family = importlib.import_module(_HOME[kind]).FAMILY
+    return family

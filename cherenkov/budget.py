@@ -1,0 +1,279 @@
+"""Memory, planned before anything is loaded: what a model takes, what there is, and what to do if it is too much."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cherenkov.errors import CapacityError, ConfigError
+from cherenkov.units import GB, MIB, format_bytes
+
+if TYPE_CHECKING:
+    from cherenkov.architectures import Sizes
+
+__all__ = ["DEFAULT_CONTEXT", "Demand", "Memory", "Plan", "available_memory", "make_plan"]
+
+DEFAULT_CONTEXT = 8192
+"""Tokens of context when nobody asks for another number, within what the model was made for."""
+PREFILL_ROWS = 512
+"""Most rows of a prompt that go through the model at once."""
+_SMALLEST_CHUNK = 16
+_RESERVE_BYTES = {"adaptive": 512 * MIB, "max": 128 * MIB}
+"""Left to the interpreter and to the rest of the machine when the pool takes what remains."""
+_WORKING_BYTES = 96 * MIB
+"""The interpreter, libraries and tokenizer of an idle process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of the machine or of the control group we live in, whichever is less."""
+
+    total_bytes: int
+    available_bytes: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a store asks for, whatever the settings."""
+
+    sizes: Sizes
+    dense_bytes: int
+    ngram_bytes: int
+    stride_bytes: int
+    records: int
+    cache_itemsize: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How memory will be used. `total_bytes` is the sum of the parts, and what the process may grow to."""
+
+    dense_bytes: int
+    ngram_bytes: int
+    state_bytes: int
+    scratch_bytes: int
+    pool_bytes: int
+    working_bytes: int
+    slots: int
+    context_tokens: int
+    chunk_rows: int
+    available_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything."""
+        return (
+            self.dense_bytes
+            + self.ngram_bytes
+            + self.state_bytes
+            + self.scratch_bytes
+            + self.pool_bytes
+            + self.working_bytes
+        )
+
+    def sum(self) -> str:
+        """The sum, for people."""
+        parts = (
+            ("dense", self.dense_bytes),
+            ("n-grams", self.ngram_bytes),
+            (f"state of {self.context_tokens} tokens", self.state_bytes),
+            ("scratch", self.scratch_bytes),
+            (f"pool of {self.slots} experts", self.pool_bytes),
+            ("program", self.working_bytes),
+        )
+        terms = " + ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
+        return f"{terms} = {format_bytes(self.total_bytes)}"
+
+
+def make_plan(
+    demand: Demand,
+    memory: Memory,
+    *,
+    context_tokens: int | None = None,
+    pool: str | float = "adaptive",
+) -> Plan:
+    """Decide how much each part gets.
+
+    Args:
+        demand: what the model needs.
+        memory: what there is.
+        context_tokens: longest sequence, or None for the default.
+        pool: `"adaptive"` (what is left, with a margin), `"max"` (with less of one), or a size in GB.
+
+    Raises:
+        ConfigError: if an argument makes no sense, whatever the machine.
+        CapacityError: if the sum exceeds the memory there is; names the context or the pool that would fit.
+    """
+    context = _context(demand.sizes, context_tokens)
+    slots = _fixed_slots(demand, pool)
+    floor = _assemble(demand, memory, context, _smallest(demand) if slots is None else slots)
+    if floor.total_bytes > memory.available_bytes:
+        raise _refusal(demand, memory, floor, slots)
+    if slots is not None:
+        return floor
+    assert isinstance(pool, str)
+    room = memory.available_bytes - (floor.total_bytes - floor.pool_bytes) - _RESERVE_BYTES[pool]
+    slots = min(demand.records, max(_smallest(demand), room // demand.stride_bytes))
+    return _assemble(demand, memory, context, slots)
+
+
+def _smallest(demand: Demand) -> int:
+    """Fewest slots that are allowed: the experts of one token in one layer."""
+    return min(demand.sizes.top_k, demand.records)
+
+
+def _context(sizes: Sizes, asked: int | None) -> int:
+    if asked is None:
+        return min(DEFAULT_CONTEXT, sizes.max_context)
+    if not 1 <= asked <= sizes.max_context:
+        raise ConfigError(
+            "context_tokens",
+            asked,
+            f"must be from 1 to {sizes.max_context}, which the model was made for",
+        )
+    return asked
+
+
+def _fixed_slots(demand: Demand, pool: str | float) -> int | None:
+    if isinstance(pool, str):
+        if pool not in _RESERVE_BYTES:
+            raise ConfigError("pool", pool, 'must be "adaptive", "max" or a size in GB')
+        return None
+    if not 0 < pool < 1e9:
+        raise ConfigError("pool", pool, "must be a positive size in GB")
+    slots = int(pool * GB) // demand.stride_bytes
+    if slots < _smallest(demand):
+        least = _smallest(demand) * demand.stride_bytes / GB
+        raise ConfigError("pool", pool, f"the smallest pool for this model is {least:.6g} GB")
+    return min(slots, demand.records)
+
+
+def _assemble(demand: Demand, memory: Memory, context: int, slots: int) -> Plan:
+    rows = max(min(PREFILL_ROWS, context), 1)
+    return Plan(
+        dense_bytes=demand.dense_bytes,
+        ngram_bytes=demand.ngram_bytes,
+        state_bytes=demand.sizes.state_bytes(context, demand.cache_itemsize),
+        scratch_bytes=rows * demand.sizes.row_scratch_bytes + demand.sizes.vocab * 16,
+        pool_bytes=slots * demand.stride_bytes,
+        working_bytes=_WORKING_BYTES,
+        slots=slots,
+        context_tokens=context,
+        chunk_rows=rows,
+        available_bytes=memory.available_bytes,
+    )
+
+
+def _refusal(demand: Demand, memory: Memory, plan: Plan, slots: int | None) -> CapacityError:
+    """The sum, and the nearest thing that would fit."""
+    message = f"not enough memory: {plan.sum()}, but {memory.source} has {format_bytes(memory.available_bytes)} available"
+    over = plan.total_bytes - memory.available_bytes
+    spare_pool = plan.pool_bytes - _smallest(demand) * demand.stride_bytes
+    if slots is not None and spare_pool >= over:
+        fits = (plan.pool_bytes - over) // demand.stride_bytes * demand.stride_bytes / GB
+        message += f"; a pool of {fits:.6g} GB would fit (--pool-gb)"
+    else:
+        context = _fitting_context(demand, memory, slots)
+        if context:
+            message += f"; a context of {context} tokens would fit (--max-ctx)"
+        else:
+            least = _assemble(demand, memory, 1, _smallest(demand)).total_bytes
+            message += f"; this model needs at least {format_bytes(least)}"
+    return CapacityError(
+        message, asked_bytes=plan.total_bytes, available_bytes=memory.available_bytes
+    )
+
+
+def _fitting_context(demand: Demand, memory: Memory, slots: int | None) -> int:
+    """The longest context that fits, or 0."""
+    held = _smallest(demand) if slots is None else slots
+    low, high = 0, demand.sizes.max_context
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _assemble(demand, memory, middle, held).total_bytes <= memory.available_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def available_memory() -> Memory:
+    """Memory that can be taken now, honouring control groups (Linux) and the working set limit (macOS)."""
+    if sys.platform == "darwin":
+        return _darwin_memory()
+    machine = _machine_memory()
+    group = _group_memory()
+    if group is not None and group.available_bytes < machine.available_bytes:
+        return group
+    return machine
+
+
+def _machine_memory() -> Memory:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    fields = _key_values(Path("/proc/meminfo"))
+    available = fields.get("MemAvailable:", total // 1024) * 1024
+    return Memory(total, available, "this machine")
+
+
+def _group_memory() -> Memory | None:
+    """The tightest limit on the way from our control group (v2, or v1's memory controller) to the root."""
+    tightest: Memory | None = None
+    for folder, names in _group_folders():
+        limit, used = (_number(folder / name) for name in names)
+        if limit is None or used is None or limit >= 1 << 60:
+            continue
+        cache = _key_values(folder / "memory.stat").get("inactive_file", 0)
+        memory = Memory(limit, max(0, limit - max(0, used - cache)), "this control group")
+        if tightest is None or memory.available_bytes < tightest.available_bytes:
+            tightest = memory
+    return tightest
+
+
+def _group_folders() -> list[tuple[Path, tuple[str, str]]]:
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root = Path("/sys/fs/cgroup/memory")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        parts = [p for p in path.split("/") if p and p != ".."]
+        folders += [(root.joinpath(*parts[:n]), names) for n in range(len(parts), -1, -1)]
+    return folders
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # absent, or "max"
+        return None
+
+
+def _key_values(path: Path) -> dict[str, int]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split() for line in lines)
+    return {p[0]: int(p[1]) for p in pairs if len(p) >= 2 and p[1].isdigit()}
+
+
+def _darwin_memory() -> Memory:
+    """Unified memory: three quarters of it, the default limit of the GPU's working set."""
+    libc = ctypes.CDLL(None)
+    value, size = ctypes.c_uint64(), ctypes.c_size_t(8)
+    libc.sysctlbyname(b"hw.memsize", ctypes.byref(value), ctypes.byref(size), None, 0)
+    return Memory(value.value, value.value * 3 // 4, "this machine")

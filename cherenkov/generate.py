@@ -1,0 +1,87 @@
+"""Generation: prefill, then step, sample, stop, yield."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cherenkov.errors import ContextTooLong, RequestError
+from cherenkov.prefill import prefill
+from cherenkov.sampling import Sampling, choose
+from cherenkov.state import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from cherenkov.architectures import Network
+    from cherenkov.backends.base import Backend
+
+__all__ = ["Engine", "Step", "generate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A loaded model, as the loop sees it."""
+
+    network: Network[Any]
+    backend: Backend[Any, Any]
+    context_tokens: int
+    chunk_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One sampled token. `finish_reason` is set on the last one: `stop` or `length`."""
+
+    token: int
+    finish_reason: str | None
+
+
+def generate(
+    engine: Engine,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int,
+    sampling: Sampling,
+    stop_ids: frozenset[int],
+    check: Callable[[], None],
+) -> Iterator[Step]:
+    """Continue a prompt.
+
+    Args:
+        engine: the model.
+        prompt: token ids, at least one.
+        max_tokens: most tokens to sample.
+        sampling: how.
+        stop_ids: tokens that end the answer; the last step holds the one that did.
+        check: called between steps; raises to stop.
+
+    Raises:
+        RequestError: if the prompt is empty, or `max_tokens` is less than 1.
+        ContextTooLong: if prompt and output do not fit the context.
+    """
+    _admit(engine, prompt, max_tokens)
+    network, state = engine.network, engine.network.new_state(engine.context_tokens)
+    random = sampling.generator()
+    logits = prefill(network, state, prompt, engine.chunk_rows, check)
+    for count in range(1, max_tokens + 1):
+        row = engine.backend.host(logits)[0]  # [V]
+        token = choose(row, sampling, random, backend=engine.backend.name)
+        if token in stop_ids:
+            yield Step(token, "stop")
+            return
+        yield Step(token, "length" if count == max_tokens else None)
+        if count < max_tokens:
+            check()
+            wide = network.forward(Rows([(state, [token])]))
+            logits = network.logits(wide, [0])
+
+
+def _admit(engine: Engine, prompt: Sequence[int], max_tokens: int) -> None:
+    if not prompt:
+        raise RequestError("the prompt is empty", param="prompt")
+    if max_tokens < 1:
+        raise RequestError(f"max_tokens = {max_tokens}: must be at least 1", param="max_tokens")
+    # The last token that is sampled never enters the model.
+    if len(prompt) + max_tokens - 1 > engine.context_tokens:
+        raise ContextTooLong(len(prompt), max_tokens, engine.context_tokens)

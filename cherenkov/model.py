@@ -1,0 +1,493 @@
+"""`Model`: a store, opened on a backend, ready to answer."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import numpy as np
+
+from cherenkov.architectures import family_of
+from cherenkov.backends import create
+from cherenkov.backends.base import Backend, Options
+from cherenkov.budget import Demand, Plan, available_memory, make_plan
+from cherenkov.config import load_settings
+from cherenkov.errors import ContextTooLong, RequestError
+from cherenkov.events import Listener, ignore
+from cherenkov.experts.reader import RecordReader
+from cherenkov.experts.rows import RESIDENT_BYTES
+from cherenkov.experts.store import ExpertStore
+from cherenkov.generate import Engine, Step, generate
+from cherenkov.packing.store import PackedStore
+from cherenkov.prefill import chunks
+from cherenkov.preparation import locate
+from cherenkov.sampling import Sampling
+from cherenkov.state import Rows
+from cherenkov.text.template import ChatTemplate
+from cherenkov.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+from typing_extensions import override
+
+    from cherenkov.experts.stats import ExpertStats
+
+__all__ = ["Difference", "Model", "Run"]
+
+T = TypeVar("T")
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one answer took.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        output_tokens: tokens sampled, the stop token included.
+        prefill_s: seconds from the start to the first token.
+        decode_s: seconds of the other tokens.
+        finish_reason: `stop` or `length`; None if the caller went away.
+        experts: what the expert store did meanwhile.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    prefill_s: float
+    decode_s: float
+    finish_reason: str | None
+    experts: ExpertStats
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far two backends are apart at one place of the forward pass, over all rows.
+
+    Attributes:
+        place: such as `layer 3` or `logits`.
+        largest: largest absolute difference.
+        scale: largest magnitude in the reference, at least 1.
+        argmax_differs: rows whose most likely token differs although the reference's margin is clear; for logits.
+    """
+
+    place: str
+    largest: float
+    scale: float
+    argmax_differs: int = 0
+
+    @property
+    def relative(self) -> float:
+        """`largest` over `scale`."""
+        return self.largest / self.scale
+
+
+class Model:
+    """A model that answers. Make one with `Model.load`; use it in a `with` block, or call `close`.
+
+    Several threads may call it; their steps take turns.
+
+    Attributes:
+        path: the store.
+        plan: how memory is used.
+        experts: the expert store.
+        last_run: figures of the last answer, or None.
+    """
+
+    def __init__(
+        self,
+        store: PackedStore,
+        backend: Backend[Any, Any],
+        *,
+        plan: Plan,
+        check_records: bool = True,
+    ) -> None:
+        self.path = store.path
+        self.plan = plan
+        self.last_run: Run | None = None
+        self._store = store
+        self._backend = backend
+        self._lock = threading.Lock()
+        self._closed = False
+        self._check_records = check_records
+        folder = _text_folder(store)
+        self._tokenizer = Tokenizer.open(folder)
+        self._folder = folder
+        self._template: ChatTemplate | None = None
+        self._sizes = family_of(store.config).sizes(store.config)
+        self._stop_ids = self._tokenizer.stop_ids | set(self._sizes.stop_ids)
+        self.experts = _open_experts(store, backend, plan.slots, check=check_records)
+        self._engine = _engine(store, backend, self.experts, plan)
+
+    @classmethod
+    def load(
+        cls,
+        selector: str | os.PathLike[str] = "demo",
+        *,
+        backend: str = "",
+        context_tokens: int | None = None,
+        pool: str | float | None = None,
+        threads: int | None = None,
+        precision: str | None = None,
+        isa: str | None = None,
+        on_event: Listener = ignore,
+    ) -> Self:
+        """Open a model, preparing it first if need be.
+
+        Args:
+            selector: `"demo"`, or the folder of a store or of a checkpoint. A checkpoint is prepared into the data
+                directory, once.
+            backend: `auto`, `native`, `reference`.
+            context_tokens: longest sequence, in tokens.
+            pool: memory for experts: `"adaptive"`, `"max"`, or GB.
+            threads: compute threads, 0 for one a core.
+            precision: of activations inside matrix products: `float32`, `bf16`, `int16`, `int8`.
+            isa: instruction set of the native backend.
+            on_event: told of progress and choices. What is left out comes from the settings.
+
+        Raises:
+            ConfigError: a setting makes no sense.
+            ModelError: the model cannot be found, is damaged, or is of an unknown kind.
+            CapacityError: it does not fit in memory; says what would.
+            BackendError: the backend cannot run here.
+            DiskError: the system refused to read or write.
+        """
+        asked = {
+            "backend": backend or None,
+            "context_tokens": context_tokens,
+            "pool": pool,
+            "threads": threads,
+            "precision": precision,
+            "isa": isa,
+        }
+        settings = load_settings(**{k: v for k, v in asked.items() if v is not None})
+        store = PackedStore.open(locate(selector, on_event))
+        options = Options(settings.threads, settings.precision, settings.isa)
+        made = create(settings.backend, options)
+        try:
+            plan = make_plan(
+                demand_of(store, made.cache_itemsize),
+                available_memory(),
+                context_tokens=settings.context_tokens,
+                pool=settings.pool,
+            )
+            return cls(store, made, plan=plan, check_records=settings.check_records)
+        except BaseException:
+            made.close()
+            raise
+
+    @property
+    def backend_name(self) -> str:
+        """The backend that was taken, and what it chose."""
+        detail = self._backend.detail
+        return f"{self._backend.name} ({detail})" if detail else self._backend.name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to token ids and back."""
+        return self._tokenizer
+
+    @property
+    def vocab(self) -> int:
+        """Entries of a row of logits."""
+        return self._sizes.vocab
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        max_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+        system: str | None = None,
+        thinking: bool = False,
+        raw: bool = False,
+        ignore_eos: bool = False,
+    ) -> str:
+        """Answer a prompt.
+
+        Args:
+            prompt: what the user says; with `raw`, text to continue as it is.
+            max_tokens: most tokens to answer with.
+            sampling: how to choose them; greedy by default.
+            system: system message.
+            thinking: let the model think first, if its template knows how.
+            raw: do not apply the chat template.
+            ignore_eos: go on to `max_tokens`, whatever the model says.
+
+        Raises:
+            RequestError: the prompt is empty, does not fit the context, or a value makes no sense.
+            TemplateError: the model has no chat template, or it failed.
+            DiskError, CorruptModel: an expert could not be read.
+        """
+        return "".join(
+            self.stream(
+                prompt,
+                max_tokens=max_tokens,
+                sampling=sampling,
+                system=system,
+                thinking=thinking,
+                raw=raw,
+                ignore_eos=ignore_eos,
+            )
+        )
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        max_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+        system: str | None = None,
+        thinking: bool = False,
+        raw: bool = False,
+        ignore_eos: bool = False,
+    ) -> Iterator[str]:
+        """Answer a prompt piece by piece. The pieces join to what `generate` returns; arguments are its own."""
+        ids = self.encode_prompt(prompt, system=system, thinking=thinking, raw=raw)
+        stop_ids = frozenset() if ignore_eos else frozenset(self._stop_ids)
+        steps = generate(
+            self._engine,
+            ids,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop_ids=stop_ids,
+            check=self._check_open,
+        )
+        return self._text(self._timed(self._taking_turns(steps), len(ids)))
+
+    def encode_prompt(
+        self, prompt: str, *, system: str | None = None, thinking: bool = False, raw: bool = False
+    ) -> list[int]:
+        """Token ids of a prompt, chat template applied unless `raw`. Text never becomes a control token.
+
+        Raises:
+            RequestError: if the prompt is empty or no valid text.
+            TemplateError: as `generate`.
+        """
+        if not prompt:
+            raise RequestError("the prompt is empty", param="prompt")
+        if raw:
+            return self._tokenizer.encode(prompt)
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": prompt})
+        rendered = self._chat_template().render(messages, thinking=thinking)
+        return self._tokenizer.encode_pieces(rendered.pieces)
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Logits of the token after each of `ids`: float32 `[T, V]`.
+
+        Raises:
+            RequestError: if `ids` is empty, too long for the context, or holds an id beyond the vocabulary.
+        """
+        return np.concatenate(list(self._logits(ids)))
+
+    def perplexity(self, text: str) -> float:
+        """Exp of the mean negative log-likelihood, in nats, of each token of `text` but the first.
+
+        Raises:
+            RequestError: if the text has fewer than two tokens, or does not fit the context.
+        """
+        ids = self._tokenizer.encode(text)
+        if len(ids) < 2:
+            raise RequestError("perplexity needs a text of at least two tokens", param="text")
+        total, done = 0.0, 0
+        for rows in self._logits(ids):
+            targets = np.array(ids[done + 1 : done + 1 + len(rows)])
+            scored = rows[: len(targets)].astype(np.float64)
+            peak = scored.max(axis=1)
+            mass = np.log(np.exp(scored - peak[:, None]).sum(axis=1)) + peak
+            total += float((mass - scored[np.arange(len(targets)), targets]).sum())
+            done += len(rows)
+        return math.exp(total / (len(ids) - 1))
+
+    def check(self, ids: Sequence[int], *, margin: float = 1e-2) -> list[Difference]:
+        """Run the `reference` backend beside this one, and say how far apart they are after each layer.
+
+        The reference takes its own memory, about eight times that of the resident weights.
+
+        Args:
+            ids: token ids, at least one.
+            margin: the reference's lead of a token, relative to the logits' scale, that counts as clear.
+        """
+        self._admit(ids)
+        reference = create("reference")
+        experts = _open_experts(self._store, reference, self.plan.slots, check=self._check_records)
+        engine = _engine(self._store, reference, experts, self.plan)
+        try:
+            ours, theirs = self._trace(self._engine, ids), self._trace(engine, ids)
+        finally:
+            engine.network.close()
+            experts.close()
+        return [_compare(place, ours[place], theirs[place], margin) for place in theirs]
+
+    def close(self) -> None:
+        """Close files, threads and the template process. Safe to call twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._engine.network.close()
+            self.experts.close()
+            self._backend.close()
+            if self._template is not None:
+                self._template.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Model {self.path.name} on {self.backend_name}>"
+
+    def _chat_template(self) -> ChatTemplate:
+        with self._lock:
+            self._check_open()
+            if self._template is None:
+                self._template = ChatTemplate.open(self._folder, self._tokenizer.controls)
+            return self._template
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestError("the model is closed", code="closed")
+
+    def _admit(self, ids: Sequence[int]) -> None:
+        if not len(ids):
+            raise RequestError("there are no tokens", param="ids")
+        if len(ids) > self.plan.context_tokens:
+            raise ContextTooLong(len(ids), 0, self.plan.context_tokens)
+        if any(not 0 <= i < self.vocab for i in ids):
+            raise RequestError(f"token ids must be from 0 to {self.vocab - 1}", param="ids")
+
+    def _logits(self, ids: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+        self._admit(ids)
+        network = self._engine.network
+        state = network.new_state(self.plan.context_tokens)
+        for start, stop in chunks(len(ids), self.plan.chunk_rows):
+            with self._lock:
+                self._check_open()
+                wide = network.forward(Rows([(state, ids[start:stop])]))
+                # A copy, since a backend may reuse the memory of its results.
+                rows = np.array(self._backend.host(network.logits(wide, range(stop - start))))
+            yield rows
+
+    def _trace(self, engine: Engine, ids: Sequence[int]) -> dict[str, NDArray[np.float32]]:
+        """What flows through the model after each layer, and the logits, over all of `ids`."""
+        seen: dict[str, list[NDArray[np.float32]]] = {}
+
+        def see(place: str, value: Any) -> None:
+            seen.setdefault(place, []).append(np.array(engine.backend.host(value)))
+
+        state = engine.network.new_state(self.plan.context_tokens)
+        for start, stop in chunks(len(ids), self.plan.chunk_rows):
+            with self._lock:
+                self._check_open()
+                wide = engine.network.forward(Rows([(state, ids[start:stop])]), see)
+                see("logits", engine.network.logits(wide, range(stop - start)))
+        return {place: np.concatenate(parts) for place, parts in seen.items()}
+
+    def _taking_turns(self, steps: Iterator[T]) -> Iterator[T]:
+        """The same steps, each made while no other thread's is."""
+        while True:
+            with self._lock:
+                step = next(steps, None)
+            if step is None:
+                return
+            yield step
+
+    def _timed(self, steps: Iterator[Step], prompt_tokens: int) -> Iterator[Step]:
+        """The same steps; leaves `last_run` behind, also when the caller goes away."""
+        begun, before = time.perf_counter(), self.experts.stats.copy()
+        first = last = begun
+        count, reason = 0, None
+        try:
+            for step in steps:
+                last = time.perf_counter()
+                count += 1
+                first = last if count == 1 else first
+                reason = step.finish_reason
+                yield step
+        finally:
+            self.last_run = Run(
+                prompt_tokens=prompt_tokens,
+                output_tokens=count,
+                prefill_s=first - begun,
+                decode_s=last - first,
+                finish_reason=reason,
+                experts=self.experts.stats.since(before),
+            )
+
+    def _text(self, steps: Iterator[Step]) -> Iterator[str]:
+        decoder = self._tokenizer.decoder()
+        for step in steps:
+            piece = "" if step.finish_reason == "stop" else decoder.feed(step.token)
+            if step.finish_reason is not None:
+                piece += decoder.flush()
+            if piece:
+                yield piece
+
+
+def demand_of(store: PackedStore, cache_itemsize: int = 4) -> Demand:
+    """What a store asks of memory."""
+    tables = [layout.total_bytes for layout in store.ngram_layouts]
+    return Demand(
+        sizes=family_of(store.config).sizes(store.config),
+        dense_bytes=store.manifest.dense_bytes,
+        ngram_bytes=sum(size for size in tables if size <= RESIDENT_BYTES),
+        stride_bytes=store.expert_layout.stride_bytes,
+        records=store.records,
+        cache_itemsize=cache_itemsize,
+    )
+
+
+def _open_experts(
+    store: PackedStore, backend: Backend[Any, Any], slots: int, *, check: bool
+) -> ExpertStore:
+    section = store.manifest.experts
+    sums = None
+    if check and store.integrity is not None:
+        sums = np.array(store.integrity.records, dtype=np.uint64)
+    reader = RecordReader(
+        store.experts_path, store.expert_layout.stride_bytes, section.experts, sums
+    )
+    pool = backend.pool(store.expert_layout, slots)
+    return ExpertStore(pool, reader, section.layers, section.experts)
+
+
+def _engine(
+    store: PackedStore, backend: Backend[Any, Any], experts: ExpertStore, plan: Plan
+) -> Engine:
+    network = family_of(store.config).build(store, backend, experts)
+    return Engine(network, backend, plan.context_tokens, plan.chunk_rows)
+
+
+def _text_folder(store: PackedStore) -> Path:
+    """Where tokenizer and template lie: in the store, or beside it in the older layout."""
+    found = store.file("tokenizer.json")
+    return store.path if found is None else found.parent
+
+
+def _compare(
+    place: str, ours: NDArray[np.float32], theirs: NDArray[np.float32], margin: float
+) -> Difference:
+    scale = max(1.0, float(np.abs(theirs).max()))
+    differs = 0
+    if place == "logits":
+        top = np.sort(np.partition(theirs, -2, axis=1)[:, -2:], axis=1)
+        clear = top[:, 1] - top[:, 0] > margin * scale
+        differs = int((clear & (ours.argmax(axis=1) != theirs.argmax(axis=1))).sum())
+    return Difference(place, float(np.abs(ours - theirs).max()), scale, differs)

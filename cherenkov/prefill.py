@@ -1,0 +1,55 @@
+"""Prefill: a prompt goes through the model in chunks, and leaves a state and the next token's logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from cherenkov.state import Rows, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from cherenkov.architectures import Network
+
+__all__ = ["chunks", "prefill"]
+
+A = TypeVar("A")
+
+
+def chunks(count: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Cut `count` tokens into the fewest chunks of at most `rows`, of nearly equal size.
+
+    A small tail would read almost as many experts as a full chunk, so there is none.
+    """
+    pieces = -(-count // rows)
+    for i in range(pieces):
+        yield count * i // pieces, count * (i + 1) // pieces
+
+
+def prefill(
+    network: Network[A],
+    state: State[A],
+    tokens: Sequence[int],
+    chunk_rows: int,
+    check: Callable[[], None],
+) -> A:
+    """Run `tokens` through the model.
+
+    Args:
+        network: the model.
+        state: the sequence they belong to; they become part of it.
+        tokens: at least one.
+        chunk_rows: most rows in a step.
+        check: called between chunks; raises to stop.
+
+    Returns:
+        Logits `[1, V]` of the token after the last.
+    """
+    logits: A | None = None
+    for start, stop in chunks(len(tokens), chunk_rows):
+        check()
+        wide = network.forward(Rows([(state, tokens[start:stop])]))
+        if stop == len(tokens):
+            logits = network.logits(wide, [stop - start - 1])
+    assert logits is not None, "a prompt has at least one token"
+    return logits

@@ -1,0 +1,143 @@
+"""From a selector to a store that can be opened: found, or prepared on the way."""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+from pathlib import Path
+from typing import Any
+
+from cherenkov.architectures import family_of
+from cherenkov.checkpoint.documents import read_object
+from cherenkov.checkpoint.shards import fingerprint, has_draft_head
+from cherenkov.checkpoint.source import Checkpoint, open_checkpoint
+from cherenkov.config import load_settings
+from cherenkov.errors import ModelNotFound
+from cherenkov.events import Listener, Note, ignore
+from cherenkov.packing.pack import pack
+from cherenkov.packing.store import MANIFEST
+
+__all__ = ["DEMO", "is_checkpoint", "is_store", "locate", "open_source", "prepare"]
+
+DEMO = "demo"
+"""Selector of the model that ships with the package."""
+
+
+def locate(selector: str | os.PathLike[str], on_event: Listener = ignore) -> Path:
+    """The store that a selector names, prepared into the data directory first if it names a checkpoint.
+
+    Args:
+        selector: `"demo"`, or the folder of a store or of a checkpoint.
+        on_event: told of progress and choices.
+
+    Raises:
+        ModelNotFound: if there is no such folder, or it holds no model.
+        ModelError, DiskError: from preparing.
+    """
+    if os.fspath(selector) == DEMO:
+        with importlib.resources.as_file(importlib.resources.files("cherenkov") / DEMO) as folder:
+            return _prepared(folder, DEMO, on_event)
+    folder = Path(selector).expanduser()
+    if is_store(folder):
+        return folder
+    if is_checkpoint(folder):
+        resolved = folder.resolve()
+        return _prepared(resolved, resolved.name, on_event)
+    raise _not_found(selector, folder)
+
+
+def is_store(folder: Path) -> bool:
+    """There is a packed store in the folder, in either layout."""
+    return (folder / MANIFEST).is_file() or (folder / "packed" / MANIFEST).is_file()
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """There is a configuration in the folder, and so perhaps a checkpoint."""
+    return (folder / "config.json").is_file()
+
+
+def open_source(folder: Path, on_event: Listener = ignore) -> Checkpoint:
+    """Open a checkpoint folder for preparing: recognised, complete, every shape right.
+
+    Raises:
+        ModelNotFound, UnsupportedModel, CorruptModel, DiskError: as the trouble is.
+    """
+    config = _config(folder)
+    family = family_of(config)
+    if family.inventory(config) != family.inventory(
+        family.without_draft(config)
+    ) and not has_draft_head(folder):
+        on_event(
+            Note("the configuration declares a draft head, but the files hold none: going without")
+        )
+        config = family.without_draft(config)
+    return open_checkpoint(folder, family.inventory(config), config, on_event=on_event)
+
+
+def prepare(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    bits: int = 4,
+    threads: int = 0,
+    on_event: Listener = ignore,
+) -> Path:
+    """Turn a checkpoint into a packed store.
+
+    Args:
+        source: the folder of a Hugging Face or MLX checkpoint, or `"demo"`.
+        output: the store's folder, which must not hold anything else.
+        bits: of the experts and projections: 4, 8, or 16 to leave BF16 as it is.
+        threads: workers, 0 for one a core.
+        on_event: told of progress and choices.
+
+    Returns:
+        The store's folder.
+
+    Raises:
+        ModelNotFound, UnsupportedModel, CorruptModel: the source cannot be used; says why.
+        DiskError: no space, or the system refused to read or write.
+    """
+    if os.fspath(source) == DEMO:
+        with importlib.resources.as_file(importlib.resources.files("cherenkov") / DEMO) as folder:
+            return pack(
+                open_source(folder, on_event),
+                Path(output),
+                bits=bits,
+                threads=threads,
+                on_event=on_event,
+            )
+    folder = Path(source).expanduser()
+    if not is_checkpoint(folder):
+        raise _not_found(source, folder)
+    return pack(
+        open_source(folder, on_event),
+        Path(output).expanduser(),
+        bits=bits,
+        threads=threads,
+        on_event=on_event,
+    )
+
+
+def _prepared(folder: Path, name: str, on_event: Listener) -> Path:
+    """The store of this very source in the data directory. Its name holds the fingerprint, so it is never stale."""
+    target = load_settings().data_dir / "stores" / f"{name}-{fingerprint(folder)[:12]}"
+    if is_store(target):
+        return target
+    return pack(open_source(folder, on_event), target, bits=4, on_event=on_event)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return read_object(folder / "config.json")
+
+
+def _not_found(selector: str | os.PathLike[str], folder: Path) -> ModelNotFound:
+    if folder.is_dir():
+        return ModelNotFound(
+            os.fspath(selector),
+            [str(folder / MANIFEST), str(folder / "config.json")],
+            "the folder holds neither a store nor a checkpoint",
+        )
+    return ModelNotFound(
+        os.fspath(selector), [str(folder)], f'give the folder of a store or checkpoint, or "{DEMO}"'
+    )

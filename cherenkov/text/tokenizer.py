@@ -1,0 +1,250 @@
+"""Text to token ids and back, over the `tokenizers` package.
+
+Decoding is ours: the models we run use byte-level tokens, so a token is a string of bytes and a text is those bytes
+read as UTF-8. That makes streaming exact: `Decoder` gives out characters as they complete, and the pieces always
+join to what decoding at once gives.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import tokenizers
+from tokenizers.decoders import ByteLevel
+
+from cherenkov.errors import CorruptModel, RequestError, UnsupportedModel
+from cherenkov.text.controls import Controls
+from cherenkov.text.files import read_bounded, read_json_object
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["Decoder", "Tokenizer"]
+
+TOKENIZER_LIMIT_BYTES = 128 << 20
+CONFIG_LIMIT_BYTES = 16 << 20
+STOP_NAMES = ("<|im_end|>", "<|endoftext|>")
+
+
+class Tokenizer:
+    """The tokenizer of one model folder.
+
+    Attributes:
+        controls: the spellings that would become control tokens.
+        stop_ids: tokens that end an answer, from their names, `generation_config.json` and `config.json`.
+        size: count of tokens, added ones included. Model vocabularies may be padded beyond it.
+    """
+
+    def __init__(
+        self, inner: tokenizers.Tokenizer, *, path: Path, stop_ids: Iterable[int] = ()
+    ) -> None:
+        """Wrap a `tokenizers.Tokenizer`; use `Tokenizer.open` for a model folder."""
+        if not isinstance(inner.decoder, ByteLevel):
+            kind = type(inner.decoder).__name__
+            raise UnsupportedModel(f"{path}: a tokenizer with decoder {kind}", known="ByteLevel")
+        inner.no_truncation()
+        inner.no_padding()
+        self._inner = inner
+        self._path = path
+        self._added = inner.get_added_tokens_decoder()
+        self._hidden = {i for i, token in self._added.items() if token.special}
+        self._bytes: dict[int, bytes] = {}
+        self.size: int = inner.get_vocab_size(with_added_tokens=True)
+        self.controls = Controls(
+            special=tuple(t.content for t in self._added.values() if t.special),
+            markup=tuple(t.content for t in self._added.values() if _is_markup(t)),
+        )
+        named = (self.id_of(name) for name in STOP_NAMES)
+        self.stop_ids = frozenset(stop_ids) | {i for i in named if i is not None}
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Self:
+        """Open the tokenizer of a checkpoint or store.
+
+        Args:
+            folder: holds `tokenizer.json`, and `config.json` and `generation_config.json` if there are any.
+
+        Raises:
+            CorruptModel: if a file is missing, too large or malformed.
+            UnsupportedModel: if the tokenizer is not byte-level.
+            DiskError: if a file cannot be read.
+        """
+        path = Path(folder) / "tokenizer.json"
+        data = read_bounded(path, TOKENIZER_LIMIT_BYTES)
+        with _malformed(path):
+            inner = _literal_controls(_parse(data), data)
+        return cls(inner, path=path, stop_ids=_configured_stops(Path(folder)))
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of `text`.
+
+        Args:
+            text: any Unicode text.
+            special: let spellings of control tokens become control tokens. Without it no text can.
+
+        Raises:
+            RequestError: if the text is no valid Unicode (lone surrogates, as from undecodable arguments).
+        """
+        return self.encode_pieces([text] if special else self.controls.pieces(text))
+
+    def encode_pieces(self, pieces: Iterable[str]) -> list[int]:
+        """Token ids of pieces of text, each on its own, in which control spellings are control tokens.
+
+        Raises:
+            RequestError: as `encode`.
+        """
+        ids: list[int] = []
+        for piece in pieces:
+            try:
+                piece.encode()
+            except UnicodeEncodeError as error:
+                raise RequestError(
+                    f"the text is not valid Unicode at character {error.start}: it may not have been UTF-8",
+                    param="prompt",
+                ) from None
+            with _malformed(self._path):
+                ids += self._inner.encode(piece, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """The text of token ids. Ids that the tokenizer does not have (padding) are nothing.
+
+        Args:
+            ids: token ids.
+            special: spell special tokens out instead of leaving them away.
+        """
+        return b"".join(self.token_bytes(i, special=special) for i in ids).decode(
+            "utf-8", "replace"
+        )
+
+    def decoder(self, *, special: bool = False) -> Decoder:
+        """A fresh streaming decoder; `special` as for `decode`."""
+        return Decoder(self, special=special)
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes that one token stands for: none for padding, and for special tokens unless asked."""
+        if token in self._hidden and not special:
+            return b""
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = self._spell(token)
+        return known
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token by its spelling, or None."""
+        found: int | None = self._inner.token_to_id(token)
+        return found
+
+    def _spell(self, token: int) -> bytes:
+        if token in self._added:
+            content: str = self._added[token].content
+            return content.encode()
+        text = self._inner.id_to_token(token) if 0 <= token < 1 << 32 else None
+        if text is None:
+            return b""
+        try:
+            return bytes(_BYTE_OF[c] for c in text)
+        except KeyError:  # a token that is spelt in plain text, not in the byte alphabet
+            return str(text).encode()
+
+
+class Decoder:
+    """Turns a stream of token ids into text, whole characters only.
+
+    The pieces of `feed` and the last one of `flush` join to `Tokenizer.decode` of the same ids. A character that no
+    further byte can complete comes out at once as U+FFFD, so nothing stalls.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token: int) -> str:
+        """The text that `token` completes; empty while a character is still open."""
+        return self._utf8.decode(self._tokenizer.token_bytes(token, special=self._special))
+
+    def flush(self) -> str:
+        """The rest: U+FFFD if the stream ended inside a character. The decoder is then as new."""
+        rest = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return rest
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Character to byte, in the alphabet of byte-level BPE.
+
+    Printable bytes stand for themselves, the others for the characters from U+0100 on, in order.
+
+    Source: the GPT-2 tokenizer.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _is_markup(token: Any) -> bool:
+    return not token.special and token.content.startswith("<") and token.content.endswith(">")
+
+
+def _parse(data: bytes) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_buffer(data)
+
+
+def _literal_controls(inner: tokenizers.Tokenizer, data: bytes) -> tokenizers.Tokenizer:
+    """The tokenizer with added tokens matched as they are spelt, never after normalisation.
+
+    Otherwise a normaliser could make a control token out of text that does not look like one.
+    """
+    tokens = inner.get_added_tokens_decoder().values()
+    if not any(t.normalized and (t.special or _is_markup(t)) for t in tokens):
+        return inner
+    tree = json.loads(data)
+    for token in tree["added_tokens"]:
+        token["normalized"] = False
+    return _parse(json.dumps(tree).encode())
+
+
+def _configured_stops(folder: Path) -> set[int]:
+    """End-of-sequence ids that the folder's configuration files name."""
+    stops: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if not path.exists():
+            continue
+        config = read_json_object(path, CONFIG_LIMIT_BYTES)
+        stops |= _eos_ids(path, config.get("eos_token_id"))
+        text_config = config.get("text_config")
+        if isinstance(text_config, dict):
+            stops |= _eos_ids(path, text_config.get("eos_token_id"))
+    return stops
+
+
+def _eos_ids(path: Path, value: object) -> set[int]:
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for i in ids:
+        if isinstance(i, bool) or not isinstance(i, int) or i < 0:
+            raise CorruptModel(
+                path, "must be a token id or a list of them", item="eos_token_id", found=repr(value)
+            )
+    return set(ids)
+
+
+@contextmanager
+def _malformed(path: Path) -> Iterator[None]:
+    """Every failure of the Rust side, panics included (they derive from BaseException), as CorruptModel."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            reason = " ".join(str(error).split())[:200]
+            raise CorruptModel(path, f"the tokenizer is malformed: {reason}") from error
+        raise
