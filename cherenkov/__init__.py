@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from cherenkov.errors import CherenkovError
     from cherenkov.experts.store import ExpertStore
     from cherenkov.model import Model
-    from cherenkov.packing.pack import prepare
     from cherenkov.packing.verify import verify
+    from cherenkov.preparation import prepare
     from cherenkov.sampling import Sampling
 
 __all__ = ["CherenkovError", "ExpertStore", "Model", "Sampling", "__version__", "prepare", "verify"]
@@ -29,7 +29,7 @@ _HOME = {
     "ExpertStore": "cherenkov.experts.store",
     "Model": "cherenkov.model",
     "Sampling": "cherenkov.sampling",
-    "prepare": "cherenkov.packing.pack",
+    "prepare": "cherenkov.preparation",
     "verify": "cherenkov.packing.verify",
 }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
+from typing_extensions import override
 
 from cherenkov.architectures import family_of
 from cherenkov.backends import create
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from numpy.typing import NDArray
-from typing_extensions import override
 
     from cherenkov.experts.stats import ExpertStats
 

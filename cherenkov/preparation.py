@@ -71,7 +71,7 @@ def open_source(folder: Path, on_event: Listener = ignore) -> Checkpoint:
             Note("the configuration declares a draft head, but the files hold none: going without")
         )
         config = family.without_draft(config)
-    return open_checkpoint(folder, family.inventory(config), config, on_event=on_event)
+    return open_checkpoint(folder, family.inventory(config), config)
 
 
 def prepare(
@@ -124,7 +124,7 @@ def _prepared(folder: Path, name: str, on_event: Listener) -> Path:
     target = load_settings().data_dir / "stores" / f"{name}-{fingerprint(folder)[:12]}"
     if is_store(target):
         return target
-    return pack(open_source(folder, on_event), target, bits=4, on_event=on_event)
+    return pack(open_source(folder, on_event), target, on_event=on_event, wait_for_other=True)
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from cherenkov.units import MIB
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LIMIT_BYTES", "parse_object", "read_bytes", "read_object"]
+__all__ = ["LIMIT_BYTES", "parse_object", "read_bytes", "read_object", "unique_keys"]
 
 LIMIT_BYTES = 64 * MIB
 """Longest JSON document that is read unless the caller says otherwise."""
@@ -32,10 +32,13 @@ def read_bytes(path: Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
         raise CorruptModel(path, "the file is missing") from None
     except OSError as error:
         raise DiskError.wrap(error, path, "read") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(
+        status.st_mode
+    ):  # before there is a file object, which refuses folders in its own words
+        os.close(descriptor)
+        raise CorruptModel(path, "not a regular file")
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise CorruptModel(path, "not a regular file")
         if status.st_size > limit_bytes:
             raise CorruptModel(
                 path, "too long", expected=f"at most {limit_bytes} bytes", found=status.st_size
@@ -63,7 +66,7 @@ def parse_object(path: str | os.PathLike[str], text: bytes) -> dict[str, Any]:
         CorruptModel: if it is not UTF-8, not JSON, nested too deeply, no object, or repeats a key.
     """
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys)
     except RecursionError:
         raise CorruptModel(path, "JSON nested too deeply") from None
     except UnicodeDecodeError as error:
@@ -77,7 +80,8 @@ def parse_object(path: str | os.PathLike[str], text: bytes) -> dict[str, Any]:
     return value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys are all different; for `object_pairs_hook`."""
     table = dict(pairs)
     if len(table) != len(pairs):
         seen: set[str] = set()

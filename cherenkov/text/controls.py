@@ -44,6 +44,8 @@ class Controls:
 
     def pieces(self, text: str) -> list[str]:
         """`text` taken apart so that no piece holds a control spelling; one piece if it holds none."""
+        if not self._all.may_begin(text):
+            return [text]
         cuts = [0, *sorted(self._all.cuts(text)), len(text)]
         return [text[a:b] for a, b in pairwise(cuts)]
 
@@ -56,6 +58,8 @@ class Controls:
             markup: cut markup tokens too, not only special ones.
         """
         spellings = self._all if markup else self._special
+        if not spellings.may_begin(text):
+            return text
         cuts = [0, *sorted(spellings.cuts(text) | spellings.open_end(text)), len(text)]
         return cut.join(text[a:b] for a, b in pairwise(cuts))
 
@@ -68,7 +72,13 @@ class _Spellings:
         # A look-ahead, so that overlapping spellings are all found; one word per start is enough to cut there.
         pattern = "|".join(map(re.escape, self._words)) or r"(?!)"
         self._starts = re.compile(f"(?={pattern})")
-        self._longest = len(self._words[0]) if self._words else 0
+        self._firsts = {word[0] for word in self._words}
+        self._beginnings = {word[:n] for word in self._words for n in range(1, len(word))}
+        self._longest = max(map(len, self._beginnings), default=0)
+
+    def may_begin(self, text: str) -> bool:
+        """Whether any character that begins a spelling occurs: a quick no for most texts."""
+        return any(first in text for first in self._firsts)
 
     def cuts(self, text: str) -> set[int]:
         """Indices to cut at, one past the start of every spelling."""
@@ -79,5 +89,5 @@ class _Spellings:
     def open_end(self, text: str) -> set[int]:
         """Indices to cut at so that what follows `text`, or its part before trailing blanks, completes nothing."""
         bare = text.rstrip()
-        starts = range(max(0, len(bare) - self._longest + 1), len(bare))
-        return {i + 1 for i in starts if any(word.startswith(bare[i:]) for word in self._words)}
+        starts = range(max(0, len(bare) - self._longest), len(bare))
+        return {i + 1 for i in starts if bare[i:] in self._beginnings}

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 import tokenizers
 from tokenizers.decoders import ByteLevel
 
+from cherenkov.checkpoint.documents import read_bytes, read_object
 from cherenkov.errors import CorruptModel, RequestError, UnsupportedModel
 from cherenkov.text.controls import Controls
-from cherenkov.text.files import read_bounded, read_json_object
 
 if TYPE_CHECKING:
     import os
@@ -75,7 +75,7 @@ class Tokenizer:
             DiskError: if a file cannot be read.
         """
         path = Path(folder) / "tokenizer.json"
-        data = read_bounded(path, TOKENIZER_LIMIT_BYTES)
+        data = read_bytes(path, TOKENIZER_LIMIT_BYTES)
         with _malformed(path):
             inner = _literal_controls(_parse(data), data)
         return cls(inner, path=path, stop_ids=_configured_stops(Path(folder)))
@@ -220,7 +220,7 @@ def _configured_stops(folder: Path) -> set[int]:
         path = folder / name
         if not path.exists():
             continue
-        config = read_json_object(path, CONFIG_LIMIT_BYTES)
+        config = read_object(path, CONFIG_LIMIT_BYTES)
         stops |= _eos_ids(path, config.get("eos_token_id"))
         text_config = config.get("text_config")
         if isinstance(text_config, dict):

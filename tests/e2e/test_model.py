@@ -202,7 +202,10 @@ def test_a_flipped_bit_is_found_when_the_record_is_read(glow_store, tmp_path):
             byte = file.read(1)[0]
             file.seek(-1, 1)
             file.write(bytes([byte ^ 4]))
-    with Model.load(copy, context_tokens=256) as model, pytest.raises(CorruptModel, match="layer 0"):
+    with (
+        Model.load(copy, context_tokens=256) as model,
+        pytest.raises(CorruptModel, match="layer 0"),
+    ):
         model.generate(QUESTION)
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cherenkov.text.template import ChatTemplate
 from cherenkov.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -91,3 +92,55 @@ def test_no_text_becomes_a_control_token(tokenizer, data):
     if len(tokenizer.controls.pieces(text)) == 1:
         assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
         assert ids == tokenizer.encode(text, special=True)
+
+
+@pytest.fixture(scope="module")
+def template(tokenizer):
+    with ChatTemplate.open(FOLDERS["glow"], tokenizer.controls) as template:
+        yield template
+
+
+def _controls_in(tokenizer, prompt) -> list[int]:
+    return [i for i in tokenizer.encode_pieces(prompt.pieces) if i in tokenizer._added]
+
+
+@settings(common, max_examples=80)
+@given(data=st.data())
+def test_messages_bring_no_control_token_into_a_prompt(tokenizer, template, data):
+    text = _texts(tokenizer)
+    parts = data.draw(st.lists(text, min_size=1, max_size=4))
+    told, thought, result, system = (data.draw(text) for _ in range(4))
+
+    def conversation(parts, told, thought, result, system):
+        assistant = {"role": "assistant", "content": told, "reasoning_content": thought}
+        return template.render(
+            [
+                {"role": "system", "content": f"s{system}"},
+                {"role": "user", "content": [{"type": "text", "text": part} for part in parts]},
+                assistant,
+                {"role": "tool", "content": result},
+                {"role": "user", "content": parts[0]},
+            ],
+            tools=[{"function": {"name": "f", "description": system, parts[0]: result}}],
+        )
+
+    def special(prompt):
+        return [i for i in _controls_in(tokenizer, prompt) if i in tokenizer._hidden]
+
+    hostile = conversation(parts, told, thought, result, system)
+    assert special(hostile) == special(conversation(["a"], "b", "c", "d", "e"))
+    # Markup is free only in what the assistant said.
+    hostile = conversation(parts, "b", "c", result, system)
+    assert _controls_in(tokenizer, hostile) == _controls_in(
+        tokenizer, conversation(["a"], "b", "c", "d", "e")
+    )
+
+
+@settings(common, max_examples=80)
+@given(data=st.data())
+def test_every_character_of_a_message_arrives(tokenizer, template, data):
+    text = data.draw(_texts(tokenizer) | st.text())
+    prompt = template.render([{"role": "user", "content": f"[{text}]"}])
+    assert prompt.text.startswith(f"<|im_start|>user\n[{text}]<|im_end|>\n<|im_start|>assistant")
+    if len(prompt.pieces) == 1:
+        assert tokenizer.encode_pieces(prompt.pieces) == tokenizer.encode(prompt.text, special=True)

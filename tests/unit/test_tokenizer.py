@@ -156,7 +156,7 @@ def test_malformed_tokenizer_files(tmp_path, data):
 
 
 def test_missing_folder_file_and_odd_files(tmp_path):
-    with pytest.raises(CorruptModel, match=r"tokenizer\.json is missing"):
+    with pytest.raises(CorruptModel, match=r"tokenizer\.json: the file is missing"):
         Tokenizer.open(tmp_path)
     with pytest.raises(CorruptModel, match="missing"):
         Tokenizer.open(tmp_path / "absent")
@@ -167,7 +167,7 @@ def test_missing_folder_file_and_odd_files(tmp_path):
 
 def test_oversized_tokenizer(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TOKENIZER_LIMIT_BYTES", 1000)
-    with pytest.raises(CorruptModel, match="larger than the 1000 bytes"):
+    with pytest.raises(CorruptModel, match="at most 1000 bytes"):
         Tokenizer.open(_copy(tmp_path))
 
 

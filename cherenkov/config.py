@@ -1,0 +1,221 @@
+"""Settings, and the only reader of the environment.
+
+Each setting is taken from the first of these that has it: arguments, `CHERENKOV_<KEY>` in the environment,
+`cherenkov/config.toml` in the user's configuration folder, the built-in default. A key that nobody knows is an error
+wherever it stands, since a misspelt setting that is silently ignored is worse than none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from cherenkov.errors import ConfigError, DiskError
+
+__all__ = ["Origin", "Place", "Settings", "explain", "load_settings", "places"]
+
+PREFIX = "CHERENKOV_"
+FILE_LIMIT_BYTES = 64 << 10
+
+
+class Settings(BaseModel):
+    """Everything that can be set. Frozen; make one with `load_settings`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data_dir: Path
+    """Where prepared models are kept."""
+    backend: str = "auto"
+    """Compute backend, by name, or `auto` for the fastest that works here."""
+    isa: str = ""
+    """Instruction set of the native backend; empty for the best that the CPU has."""
+    threads: int = Field(default=0, ge=0, le=4096)
+    """Compute threads; 0 for one a core."""
+    precision: str = ""
+    """Precision of activations inside matrix products; empty for the backend's choice."""
+    context_tokens: int | None = Field(default=None, ge=1)
+    """Longest sequence; None for the model's or the library's default."""
+    pool: str | float = "adaptive"
+    """Memory for experts: `adaptive`, `max`, or GB."""
+    check_records: bool = True
+    """Compare the checksum of every record that is read."""
+
+    @field_validator("threads", "context_tokens", mode="before")
+    @classmethod
+    def _not_a_truth_value(cls, value: object) -> object:
+        if isinstance(value, bool):
+            raise ValueError("must be a whole number")  # noqa: TRY004 - what pydantic expects
+        return value
+
+    @field_validator("pool", mode="before")
+    @classmethod
+    def _pool(cls, value: object) -> object:
+        if value in ("adaptive", "max"):
+            return value
+        try:
+            size = float(value) if isinstance(value, str | int | float) else 0.0
+        except (ValueError, OverflowError):
+            size = 0.0
+        if isinstance(value, bool) or not 0 < size < 1e9:
+            raise ValueError('must be "adaptive", "max" or a positive size in GB')
+        return size
+
+    @field_validator("data_dir", mode="after")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        if "\0" in str(value):
+            raise ValueError("must be a path")
+        try:
+            expanded = value.expanduser()
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
+        if not expanded.is_absolute():
+            raise ValueError("must be an absolute path")
+        return expanded
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One setting in force, and what set it: `built-in`, a file, an environment variable, or `argument`."""
+
+    key: str
+    value: object
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path that the program uses, and what decided it."""
+
+    name: str
+    path: Path
+    source: str
+
+
+def load_settings(**arguments: object) -> Settings:
+    """Gather the settings in force.
+
+    Args:
+        arguments: settings that override all others, by key.
+
+    Raises:
+        ConfigError: if a key is unknown or a value makes no sense; names key, value and source.
+        DiskError: if the configuration file is there but cannot be read.
+    """
+    return _validate(_gather(arguments))
+
+
+def explain(**arguments: object) -> list[Origin]:
+    """Every setting in force with its source, in order of keys. Raises as `load_settings`."""
+    gathered = _gather(arguments)
+    settings = _validate(gathered)
+    return [Origin(key, getattr(settings, key), gathered[key].source) for key in sorted(gathered)]
+
+
+def places(**arguments: object) -> list[Place]:
+    """Every path that the program uses, with what decided it. Raises as `load_settings`."""
+    data = next(origin for origin in explain(**arguments) if origin.key == "data_dir")
+    assert isinstance(data.value, Path)
+    return [
+        _config_file(),
+        Place("data", data.value, data.source),
+        Place("stores", data.value / "stores", "in data"),
+    ]
+
+
+def _gather(arguments: dict[str, object]) -> dict[str, Origin]:
+    """The settings by key, unchecked values, each from the strongest source that has it."""
+    gathered = {
+        key: Origin(key, field.default, "built-in") for key, field in Settings.model_fields.items()
+    }
+    home, source = _base_folder("XDG_DATA_HOME", ".local/share")
+    gathered["data_dir"] = Origin("data_dir", home / "cherenkov", source)
+    for origin in (*_from_file(), *_from_environment(), *_from_arguments(arguments)):
+        if origin.key not in Settings.model_fields:
+            raise _unknown(origin)
+        gathered[origin.key] = origin
+    return gathered
+
+
+def _validate(gathered: dict[str, Origin]) -> Settings:
+    try:
+        return Settings.model_validate({key: origin.value for key, origin in gathered.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        origin = gathered[str(first["loc"][0])]
+        reason = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(
+            origin.key, origin.value, reason[:1].lower() + reason[1:], source=origin.source
+        ) from None
+
+
+def _unknown(origin: Origin) -> ConfigError:
+    known = sorted(Settings.model_fields)
+    near = difflib.get_close_matches(origin.key.lower(), known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    return ConfigError(origin.key, origin.value, f"no such setting; {hint}", source=origin.source)
+
+
+def _from_arguments(arguments: dict[str, object]) -> list[Origin]:
+    origins = [Origin(key, value, "argument") for key, value in arguments.items()]
+    return [_resolved(o) if o.key == "data_dir" else o for o in origins]
+
+
+def _resolved(origin: Origin) -> Origin:
+    """A folder given as an argument may be relative to the current one, as in every command."""
+    if isinstance(origin.value, str | Path) and not str(origin.value).startswith("~"):
+        return Origin(origin.key, Path.cwd() / origin.value, origin.source)
+    return origin
+
+
+def _from_environment() -> list[Origin]:
+    return [
+        Origin(name.removeprefix(PREFIX).lower(), value, name)
+        for name, value in sorted(os.environ.items())
+        if name.startswith(PREFIX)
+    ]
+
+
+def _from_file() -> list[Origin]:
+    path = _config_file().path
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_LIMIT_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise DiskError.wrap(error, path, "read") from error
+    if len(data) > FILE_LIMIT_BYTES:
+        raise ConfigError("config.toml", str(path), "larger than 64 KiB", source="file")
+    try:
+        table: dict[str, Any] = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            "config.toml", str(path), f"is not valid TOML: {reason}", source="file"
+        ) from error
+    return [Origin(key, value, str(path)) for key, value in table.items()]
+
+
+def _config_file() -> Place:
+    home, source = _base_folder("XDG_CONFIG_HOME", ".config")
+    return Place("config", home / "cherenkov" / "config.toml", source)
+
+
+def _base_folder(variable: str, below_home: str) -> tuple[Path, str]:
+    """A base folder of the XDG specification, which says to ignore relative values."""
+    value = os.environ.get(variable, "")
+    if value and Path(value).is_absolute():
+        return Path(value), variable
+    try:
+        return Path.home() / below_home, "built-in"
+    except RuntimeError as error:
+        raise ConfigError(
+            "HOME", None, "there is no home folder: set HOME", source="environment"
+        ) from error

@@ -1,0 +1,206 @@
+"""The helper process of a chat template: started when first needed, ended when it misbehaves, never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cherenkov.errors import TemplateError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Limits", "TemplateProcess"]
+
+_WORKER = Path(__file__).with_name("template_worker.py")
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a template may use.
+
+    Attributes:
+        deadline_s: for compiling the template, and for each render.
+        start_s: for starting the process, which a busy machine may delay.
+        memory_bytes: address space of the process, or resident memory where `watch` is set.
+        output_chars: longest prompt.
+        watch: enforce memory by a thread of the process, for systems that do not enforce `RLIMIT_AS`.
+    """
+
+    deadline_s: float = 2.0
+    start_s: float = 20.0
+    memory_bytes: int = 512 << 20
+    output_chars: int = 8 << 20
+    watch: bool = sys.platform == "darwin"
+
+    @property
+    def answer_bytes(self) -> int:
+        """The longest answer that honest work can give: every character escaped as a surrogate pair."""
+        return 12 * self.output_chars + 4096
+
+
+class TemplateProcess:
+    """Renders one template in a process of its own. Not for several threads at once."""
+
+    def __init__(self, source: str, limits: Limits | None = None) -> None:
+        self._source = source
+        self._limits = limits or Limits()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[..., Any] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id, or None while there is none."""
+        return self._process.pid if self._process else None
+
+    def render(self, values: Mapping[str, Any], cut: str) -> str:
+        """Render the template.
+
+        Args:
+            values: the template's variables; anything JSON holds.
+            cut: the character that `tojson` must pass through.
+
+        Raises:
+            TemplateError: if the template fails, refuses the values, or breaks its limits.
+        """
+        request = json.dumps({"values": values, "cut": cut}).encode()
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        return self._ask(request, self._limits.deadline_s)
+
+    def close(self) -> None:
+        """End the process, whatever it is doing. A later render starts a new one."""
+        if self._end is not None:
+            self._end()
+        self._process = self._end = None
+
+    def _start(self) -> None:
+        self.close()
+        if not sys.executable:
+            raise TemplateError(
+                "chat templates need a Python interpreter to run in: pass the prompt raw instead"
+            )
+        try:
+            # No site packages, no environment, no current folder: only the worker and, by path, Jinja. A process group
+            # of its own keeps the terminal's Ctrl-C away.
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter and file
+                [sys.executable, "-I", "-S", str(_WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                process_group=0,
+            )
+        except OSError as error:
+            raise TemplateError(f"cannot start the process for chat templates: {error}") from error
+        self._process = process
+        self._end = weakref.finalize(self, _end, process)
+        for pipe in (process.stdin, process.stdout):
+            os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
+        try:
+            self._ask(json.dumps(self._opening()).encode(), self._limits.start_s)
+            self._ask(json.dumps({"source": self._source}).encode(), self._limits.deadline_s)
+        except TemplateError:
+            self.close()
+            raise
+
+    def _opening(self) -> dict[str, Any]:
+        limits = self._limits
+        return {
+            "path": _jinja_folders(),
+            "deadline_s": limits.deadline_s + 1,
+            "memory_bytes": limits.memory_bytes,
+            "output_limit_chars": limits.output_chars,
+            "watch": limits.watch,
+        }
+
+    def _ask(self, request: bytes, deadline_s: float) -> str:
+        """Exchange one line; on any doubt about the process, end it."""
+        answer: dict[str, Any] | None = None
+        try:
+            answer = json.loads(self._exchange(request + b"\n", deadline_s))
+        except (TimeoutError, BrokenPipeError, EOFError, OverflowError, ValueError) as error:
+            raise TemplateError(f"the chat template was stopped: {error}") from error
+        finally:
+            if answer is None:
+                self.close()
+        if "error" in answer:
+            raise TemplateError(_explain(answer))
+        text: str = answer["text"]
+        return text
+
+    def _exchange(self, request: bytes, deadline_s: float) -> bytes:
+        """Send a line and receive one. Neither side can block the other beyond the deadline."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        inbox, outbox = process.stdout.fileno(), process.stdin.fileno()
+        poll = select.poll()
+        poll.register(inbox, select.POLLIN)
+        poll.register(outbox, select.POLLOUT)
+        left = memoryview(request)
+        answer = bytearray()
+        end = time.monotonic() + deadline_s
+        while not answer.endswith(b"\n"):
+            wait_s = end - time.monotonic()
+            ready = {fd for fd, _ in poll.poll(max(0.0, wait_s) * 1000)}
+            if not ready:
+                raise TimeoutError(f"it ran longer than {deadline_s:g} s")
+            if outbox in ready:
+                left = left[os.write(outbox, left[:_CHUNK_BYTES]) :]
+                if not left:
+                    poll.unregister(outbox)
+            if inbox in ready:
+                chunk = os.read(inbox, _CHUNK_BYTES)
+                if not chunk:
+                    raise EOFError("it broke its limits of memory or time, or crashed")
+                answer += chunk
+                if len(answer) > self._limits.answer_bytes:
+                    raise OverflowError("its output is too large")
+        return bytes(answer)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill and collect. Killing is enough: the process owns nothing but its memory."""
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    process.wait()
+
+
+def _jinja_folders() -> list[str]:
+    """Where the packages are that the worker needs, without importing them here."""
+    folders = set()
+    for name in ("jinja2", "markupsafe"):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise TemplateError(f"chat templates need the package {name}, which is not installed")
+        folders.add(str(Path(spec.origin).parents[1]))
+    return sorted(folders)
+
+
+def _explain(answer: Mapping[str, Any]) -> str:
+    """One line for people. The words of a template are foreign: no line breaks, no control characters, no novels."""
+    words = "".join(c if c.isprintable() else " " for c in str(answer.get("message")))
+    message = " ".join(words.split())
+    message = message if len(message) <= 300 else message[:299] + "…"
+    kind = answer.get("error")
+    if kind == "TemplateError":
+        return f"the chat template refused the messages: {message}"
+    line = answer.get("line")
+    where = f" at line {line}" if isinstance(line, int) else ""
+    return f"the chat template failed{where}: {kind}: {message}"

@@ -1,0 +1,155 @@
+"""The process that renders one chat template. Run by path, isolated; `cherenkov.text.template` is its only caller.
+
+A template is a program that came with a model. It runs here, in Jinja's sandbox, under limits of memory, time, files and
+output, so that the worst it can do is to end this process. Requests and answers are lines of JSON: first the limits, then
+the template, then one request per render.
+
+This file imports nothing of cherenkov: the interpreter that runs it sees the standard library and Jinja alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import sys
+import threading
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jinja2
+
+_WATCH_INTERVAL_S = 0.02
+_OPEN_FILES = 16
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+
+
+class Renderer:
+    """Jinja's sandbox with what chat templates expect to find in it."""
+
+    def __init__(self, output_limit_chars: int) -> None:
+        # Jinja is found only once the first request said where it is.
+        from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
+
+        self._output_limit_chars = output_limit_chars
+        self._cut = ""
+        self._template: jinja2.Template | None = None
+        self._environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        del self._environment.globals["lipsum"]
+        self._environment.globals["raise_exception"] = _raise_exception
+        self._environment.globals["strftime_now"] = _strftime_now
+        self._environment.filters["tojson"] = self._tojson
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Compile the template that the first request brings; render it with what the others bring."""
+        try:
+            if self._template is None:
+                self._template = self._environment.from_string(request["source"])
+                return {"text": ""}
+            return {"text": self._render(self._template, request)}
+        except Exception as error:  # noqa: BLE001 - whatever a template does is told to the parent
+            return _failure(error)
+
+    def _render(self, template: jinja2.Template, request: dict[str, Any]) -> str:
+        self._cut = request["cut"]
+        chunks: list[str] = []
+        left = self._output_limit_chars
+        for chunk in template.generate(request["values"]):
+            left -= len(chunk)
+            if left < 0:
+                raise OverflowError(f"its output exceeds {self._output_limit_chars} characters")
+            chunks.append(chunk)
+        return "".join(chunks)
+
+    def _tojson(
+        self,
+        value: object,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """Plain JSON without HTML escapes, in which the cut character stays as it is."""
+        text = json.dumps(
+            value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        if not ensure_ascii:
+            return text
+        return _NOT_ASCII.sub(lambda m: m[0] if m[0] == self._cut else json.dumps(m[0])[1:-1], text)
+
+
+def _raise_exception(message: object) -> None:
+    from jinja2 import TemplateError  # noqa: PLC0415
+
+    raise TemplateError(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    """What the parent is told: the class, the message and, if it is known, the template's line."""
+    line = getattr(error, "lineno", None)
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return {"error": type(error).__name__, "message": str(error)[:1000], "line": line}
+
+
+def _limit(memory_bytes: int, *, watch: bool) -> None:
+    """Bound this process for good: memory, files, and no writing."""
+    for what, limit in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        if watch and what == resource.RLIMIT_AS:
+            # Where the kernel does not enforce it, a thread does.
+            threading.Thread(target=_watch_memory, args=(memory_bytes,), daemon=True).start()
+            continue
+        hard = resource.getrlimit(what)[1]
+        allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(what, (allowed, allowed))
+
+
+def _watch_memory(limit_bytes: int) -> None:
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    while resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes < limit_bytes:
+        time.sleep(_WATCH_INTERVAL_S)
+    os._exit(1)
+
+
+def _send(answer: dict[str, Any]) -> None:
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the parent, which then closes the input
+    start = json.loads(sys.stdin.buffer.readline())
+    sys.path += start["path"]
+    renderer = Renderer(start["output_limit_chars"])
+    _limit(start["memory_bytes"], watch=start["watch"])
+    _send({"text": ""})
+    for line in sys.stdin.buffer:
+        # The kernel ends us if we are still busy then: even inside C code, even if the parent is gone.
+        signal.setitimer(signal.ITIMER_REAL, start["deadline_s"])
+        _send(renderer.answer(json.loads(line)))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from cherenkov.config import Settings, explain, load_settings, places
+from cherenkov.errors import ConfigError, DiskError
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    for name in [n for n in os.environ if n.startswith(("CHERENKOV_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def write(home: Path, text: str | bytes) -> Path:
+    path = home / ".config" / "cherenkov" / "config.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def source_of(key: str, **arguments) -> str:
+    return next(o.source for o in explain(**arguments) if o.key == key)
+
+
+def test_defaults(home):
+    settings = load_settings()
+    assert settings.data_dir == home / ".local/share/cherenkov"
+    assert settings.model_dump(exclude={"data_dir"}) == {
+        "backend": "auto",
+        "isa": "",
+        "threads": 0,
+        "precision": "",
+        "context_tokens": None,
+        "pool": "adaptive",
+        "check_records": True,
+    }
+
+
+def test_order_of_sources(home, monkeypatch):
+    assert (load_settings().threads, source_of("threads")) == (0, "built-in")
+    path = write(home, "threads = 1\nbackend = 'reference'")
+    assert (load_settings().threads, source_of("threads")) == (1, str(path))
+    monkeypatch.setenv("CHERENKOV_THREADS", "2")
+    assert (load_settings().threads, source_of("threads")) == (2, "CHERENKOV_THREADS")
+    assert load_settings(threads=3).threads == 3
+    assert source_of("threads", threads=3) == "argument"
+    assert load_settings().backend == "reference"
+
+
+def test_settings_are_frozen_and_closed(home):
+    with pytest.raises(ValidationError):
+        load_settings().threads = 3
+    with pytest.raises(ValidationError):
+        Settings(data_dir=home, tread=3)
+
+
+def test_xdg_folders_and_their_origins(home, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(home / "d"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "c"))
+    assert load_settings().data_dir == home / "d" / "cherenkov"
+    assert [(p.name, p.path.relative_to(home).as_posix(), p.source) for p in places()] == [
+        ("config", "c/cherenkov/config.toml", "XDG_CONFIG_HOME"),
+        ("data", "d/cherenkov", "XDG_DATA_HOME"),
+        ("stores", "d/cherenkov/stores", "in data"),
+    ]
+
+
+@pytest.mark.parametrize("value", ["relative/folder", ""])
+def test_relative_xdg_folders_are_ignored(home, monkeypatch, value):
+    monkeypatch.setenv("XDG_DATA_HOME", value)
+    assert load_settings().data_dir == home / ".local/share/cherenkov"
+    assert source_of("data_dir") == "built-in"
+
+
+def test_data_dir_expands_home_and_arguments_may_be_relative(home, monkeypatch):
+    monkeypatch.chdir(home)
+    assert load_settings(data_dir="~/x").data_dir == home / "x"
+    assert load_settings(data_dir="x").data_dir == home / "x"
+    assert load_settings(data_dir=Path("x")).data_dir == home / "x"
+    monkeypatch.setenv("CHERENKOV_DATA_DIR", "x")
+    with pytest.raises(ConfigError, match=r"data_dir = 'x' \(CHERENKOV_DATA_DIR\): must be an abs"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("value", "pool"),
+    [("adaptive", "adaptive"), ("max", "max"), ("2.5", 2.5), (4, 4.0), (0.001, 0.001)],
+)
+def test_pool(value, pool):
+    assert load_settings(pool=value).pool == pool
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("pool", v) for v in ("big", "0", -1, True, float("nan"), float("inf"), None, [1])],
+        *[("threads", v) for v in ("many", -1, 1.5, True, 10**9, None)],
+        *[("context_tokens", v) for v in (0, -5, "x", False)],
+        *[("check_records", v) for v in ("perhaps", 2)],
+        *[("backend", v) for v in (3, None)],
+        *[("data_dir", v) for v in (3, None, "a\0b")],
+    ],
+)
+def test_bad_values_name_key_value_and_source(key, value):
+    with pytest.raises(ConfigError) as caught:
+        load_settings(**{key: value})
+    assert caught.value.key == key
+    assert caught.value.source == "argument"
+    assert "\n" not in str(caught.value)
+
+
+def test_sources_are_named(home, monkeypatch):
+    monkeypatch.setenv("CHERENKOV_THREADS", "many")
+    with pytest.raises(ConfigError, match=r"threads = 'many' \(CHERENKOV_THREADS\): input should"):
+        load_settings()
+    monkeypatch.delenv("CHERENKOV_THREADS")
+    path = write(home, "threads = 'many'")
+    with pytest.raises(ConfigError) as caught:
+        load_settings()
+    assert caught.value.source == str(path)
+
+
+def test_environment_spells_truth_values(monkeypatch):
+    monkeypatch.setenv("CHERENKOV_CHECK_RECORDS", "no")
+    assert load_settings().check_records is False
+
+
+def test_unknown_keys_get_a_hint(home, monkeypatch):
+    with pytest.raises(ConfigError, match=r"tread = 3 \(argument\): no such setting; did you mean"):
+        load_settings(tread=3)
+    monkeypatch.setenv("CHERENKOV_BACKENDS", "x")
+    with pytest.raises(ConfigError, match=r"\(CHERENKOV_BACKENDS\): .*did you mean backend"):
+        load_settings()
+    monkeypatch.delenv("CHERENKOV_BACKENDS")
+    write(home, "[limits]\nmemory = 3")
+    with pytest.raises(ConfigError, match=r"limits = .*config.toml\): no such setting; known are"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"threads =", "is not valid TOML"),
+        (b"\xff", "is not valid TOML"),
+        (b"a = " + b"[" * 20_000, "is not valid TOML"),
+        (b"#" * 70_000, "larger than 64 KiB"),
+    ],
+)
+def test_bad_files(home, text, reason):
+    write(home, text)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_settings()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_in_place_of_the_file(home):
+    (home / ".config/cherenkov/config.toml").mkdir(parents=True)
+    with pytest.raises(DiskError, match="cannot read"):
+        load_settings()
+
+
+def test_no_home(monkeypatch):
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    with pytest.raises(ConfigError, match="set HOME"):
+        load_settings()
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    heavy = ("pydantic", "numpy", "click", "rich", "tokenizers", "jinja2", "mlx", "torch")
+    code = f"import sys, cherenkov; print([m for m in {heavy} if m in sys.modules])"
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert out.stdout.strip() == "[]"
