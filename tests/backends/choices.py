@@ -5,7 +5,7 @@ import pytest
 from cherenkov.backends.base import Options
 from cherenkov.backends.native import Native, instruction_sets, unavailable
 
-__all__ = ["CHOICES", "FLOAT32", "ISAS", "TOLERANCE", "needs_kernels", "start"]
+__all__ = ["CHOICES", "DEFAULTS", "FLOAT32", "ISAS", "TOLERANCE", "needs_kernels", "start"]
 
 needs_kernels = pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "kernels are built")
 

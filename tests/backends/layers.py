@@ -250,10 +250,11 @@ class Layers:
         g = self.g
         layout = ExpertLayout(g.inter, g.hidden, min(g.bits, BF16), g.group)
         shapes = (g.inter, g.hidden), (g.inter, g.hidden), (g.hidden, g.inter)
-        return layout, [
-            record(layout, [self.draw(*s, scale=s[1] ** -0.5) for s in shapes])
-            for _ in range(g.experts)
-        ]
+        made = _RECORDS.setdefault(layout, [])
+        draw = random(len(made))
+        while len(made) < g.experts:
+            made.append(record(layout, [draw(*s, scale=s[1] ** -0.5) for s in shapes]))
+        return layout, made[: g.experts]
 
     def fuse(self):
         g = self.g
@@ -268,6 +269,9 @@ class Layers:
 
     def head(self):
         return Head(self.residual(injects=False), self.matrix(self.g.vocab, self.g.hidden))
+
+
+_RECORDS = {}  # by layout: quantising many experts is slow, and any values will do
 
 
 def host_matrix(values, bits, group):
