@@ -84,8 +84,8 @@ struct Isa {
             const __m512i index = _mm512_load_si512(every_fourth[pair]);
             const __m512i low = _mm512_permutex2var_epi16(in[0], index, in[1]);
             const __m512i high = _mm512_permutex2var_epi16(in[2], index, in[3]);
-            _mm512_storeu_si512(to + 128 * pair, _mm512_shuffle_i64x2(low, high, 0x44));
-            _mm512_storeu_si512(to + 128 * pair + 64, _mm512_shuffle_i64x2(low, high, 0xee));
+            _mm512_storeu_si512(to + 128 * pair, _mm512_inserti64x4(low, _mm512_castsi512_si256(high), 1));
+            _mm512_storeu_si512(to + 128 * pair + 64, _mm512_inserti64x4(high, _mm512_extracti64x4_epi64(low, 1), 0));
         }
     }
 
@@ -171,11 +171,20 @@ struct Isa {
         Int spread;
         explicit Scales(int group) : bytes(256 / static_cast<size_t>(group)), group(group),
               here(group == 64 ? 3 : 15), spread(table(group == 64 ? spread_64 : spread_32)) {}
+    };
+    // Those of R rows, straight from memory.
+    template <int R>
+    struct ScaleRun {
+        static constexpr size_t blocks = SIZE_MAX / 2;
+        const Scales& scales;
+        const uint8_t* const* rows;
+        ALWAYS_INLINE ScaleRun(const Scales& s, const uint8_t* const (&r)[R], int) : scales(s), rows(r) {}
+        ALWAYS_INLINE void start(size_t) {}
         template <bool Tail>
-        ALWAYS_INLINE Float load(const uint8_t* at, int left) const {
-            const __mmask8 read = Tail ? static_cast<__mmask8>((1U << (left / group)) - 1) : here;
-            const Int scales = _mm512_broadcast_i32x4(_mm_maskz_loadu_epi16(read, at));
-            return _mm512_castsi512_ps(_mm512_shuffle_epi8(scales, spread));
+        ALWAYS_INLINE Float load(int r, size_t block, int left) const {
+            const __mmask8 read = Tail ? static_cast<__mmask8>((1U << (left / scales.group)) - 1) : scales.here;
+            const __m128i here = _mm_maskz_loadu_epi16(read, rows[r] + block * scales.bytes);
+            return _mm512_castsi512_ps(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(here), scales.spread));
         }
     };
 

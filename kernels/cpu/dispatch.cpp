@@ -10,25 +10,28 @@ namespace {
 bool runs(const Kernels& k) {
 #if defined(CHERENKOV_X86)
     __builtin_cpu_init();
-    // Also what the operating system saves of the registers.
+    // These also tell whether the operating system saves the registers.
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (&k == &avx2_kernels) return avx2;
+#if defined(CHERENKOV_EMULATE_AVX512)
+    if (&k != &portable_kernels) return avx2;
+#elif defined(CHERENKOV_AVX512)
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
-#if defined(CHERENKOV_EMULATE_AVX512)
-    if (&k == &avx512_vnni_kernels || &k == &avx512_bf16_kernels) return avx2;
-#endif
     if (&k == &avx512_bf16_kernels) return avx512 && __builtin_cpu_supports("avx512bf16");
     if (&k == &avx512_vnni_kernels) return avx512;
-    if (&k == &avx2_kernels) return avx2;
+#endif
 #endif
     return &k == &portable_kernels;
 }
 
 const Kernels* const all_kernels[] = {  // fastest first
-#if defined(CHERENKOV_X86)
+#if defined(CHERENKOV_AVX512)
     &avx512_bf16_kernels,
     &avx512_vnni_kernels,
+#endif
+#if defined(CHERENKOV_X86)
     &avx2_kernels,
 #endif
     &portable_kernels,

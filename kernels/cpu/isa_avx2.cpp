@@ -174,18 +174,36 @@ struct Isa {
         const Int pairs = _mm256_add_epi16(_mm256_maddubs_epi16(q0, x0), _mm256_maddubs_epi16(q1, x1));
         return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
     }
-    // The scales of a block, spread over its lanes: one for all of them, or one for each half. Both cases run the same
+    // Scales of a block, spread over its lanes: one for all of them, or one for each half. Both cases run the same
     // instructions, with a second load of the same scale in the first.
     struct Scales {
-        size_t bytes;   // in a block
-        size_t second;  // where the upper half's scale is
-        explicit Scales(int group) : bytes(group == 64 ? 2 : 4), second(group == 64 ? 0 : 2) {}
+        size_t per_block;  // groups
+        size_t second;     // from the lower half's scale to the upper's
+        explicit Scales(int group) : per_block(group == 64 ? 1 : 2), second(group == 64 ? 0 : 1) {}
+    };
+    // Those of R rows, widened for some blocks at once: in the loop over blocks a scale costs one load.
+    template <int R>
+    struct ScaleRun {
+        static constexpr size_t blocks = 32;
+        Scales scales;
+        const uint8_t* const* rows;
+        int groups;
+        size_t first = 0;
+        float values[R][2 * blocks + lanes];  // padded with zeros
+        ALWAYS_INLINE ScaleRun(const Scales& s, const uint8_t* const (&r)[R], int g) : scales(s), rows(r), groups(g) {}
+        ALWAYS_INLINE void start(size_t block) {
+            first = block * scales.per_block;
+            const int left = groups - static_cast<int>(first), wanted = static_cast<int>(blocks * scales.per_block);
+            for (int r = 0; r < R; r++)
+                for (int g = 0; g < (left < wanted ? left : wanted); g += lanes) {
+                    const uint8_t* at = rows[r] + 2 * (first + static_cast<size_t>(g));
+                    store(values[r] + g, left - g >= lanes ? load_bf16(at) : load_bf16_some(at, left - g));
+                }
+        }
         template <bool Tail>
-        ALWAYS_INLINE Float load(const uint8_t* at, int) const {
-            const int both = Tail ? word(at) : word(at) | word(at + second) << 16;
-            const __m256i spread = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 0, 1, -1, -1, 0, 1, -1, -1, 0, 1,  //
-                                                    -1, -1, 2, 3, -1, -1, 2, 3, -1, -1, 2, 3, -1, -1, 2, 3);
-            return _mm256_castsi256_ps(_mm256_shuffle_epi8(_mm256_set1_epi32(both), spread));
+        ALWAYS_INLINE Float load(int r, size_t block, int) const {
+            const float* at = values[r] + (block * scales.per_block - first);
+            return _mm256_blend_ps(_mm256_broadcast_ss(at), _mm256_broadcast_ss(at + scales.second), 0xf0);
         }
     };
 

@@ -127,9 +127,18 @@ struct Isa {
         size_t bytes;  // in a block
         int group;
         explicit Scales(int g) : bytes(128 / static_cast<size_t>(g)), group(g) {}
+    };
+    template <int R>
+    struct ScaleRun {
+        static constexpr size_t blocks = SIZE_MAX / 2;
+        const Scales& scales;
+        const uint8_t* const* rows;
+        ALWAYS_INLINE ScaleRun(const Scales& s, const uint8_t* const (&r)[R], int) : scales(s), rows(r) {}
+        ALWAYS_INLINE void start(size_t) {}
         template <bool Tail>
-        ALWAYS_INLINE Float load(const uint8_t* at, int left) const {
-            const float low = bf16(at), high = group == 64 ? low : Tail && left <= 32 ? 0.0F : bf16(at + 2);
+        ALWAYS_INLINE Float load(int r, size_t block, int left) const {
+            const uint8_t* at = rows[r] + block * scales.bytes;
+            const float low = bf16(at), high = scales.group == 64 ? low : Tail && left <= 32 ? 0.0F : bf16(at + 2);
             return each([&](int i) { return i < 4 ? low : high; });
         }
     };

@@ -88,6 +88,8 @@ struct Kernels {
 extern const Kernels portable_kernels;
 #if defined(CHERENKOV_X86)
 extern const Kernels avx2_kernels;
+#endif
+#if defined(CHERENKOV_AVX512)
 extern const Kernels avx512_vnni_kernels;
 extern const Kernels avx512_bf16_kernels;
 #endif

@@ -16,6 +16,8 @@ constexpr int block_codes = 8 * lanes;
 using Float = Isa::Float;
 using Int = Isa::Int;
 using Scales = Isa::Scales;
+template <int R>
+using ScaleRun = Isa::template ScaleRun<R>;
 
 constexpr size_t prefetch_distance = 8192;  // of codes, in bytes: half of DRAM bandwidth without it
 constexpr int prefetch_rows = 8;            // of scales and biases
@@ -229,14 +231,14 @@ ALWAYS_INLINE void add_biases(const Strip<R>& strip, const Inputs<M>& in, int gr
 
 // One block of R output rows and M input rows. `left` codes of it exist; the rest read as zero if Tail.
 template <int Bits, Precision P, int M, int R, bool Tail>
-ALWAYS_INLINE void multiply_block(const Strip<R>& strip, const Inputs<M>& in, const Scales& scales, size_t b, int left,
-                                  Float (&acc)[R][M]) {
+ALWAYS_INLINE void multiply_block(const Strip<R>& strip, const Inputs<M>& in, const ScaleRun<R>& scales, size_t b,
+                                  int left, Float (&acc)[R][M]) {
     constexpr size_t code_bytes = block_codes * Bits / 8;
     constexpr size_t step = P == Precision::float32 ? block_bytes(P) / 8 : 4 * lanes;  // between vectors of inputs
     const auto input = [&](int m, size_t j) { return in.x[m] + b * block_bytes(P) + j * step; };
     Float scale[R];
     for (int r = 0; r < R; r++)
-        scale[r] = scales.template load<Tail>(strip.scales[r] + b * scales.bytes, left);
+        scale[r] = scales.template load<Tail>(r, b, left);
     if constexpr (P == Precision::float32 || P == Precision::bf16) {
         constexpr int vectors = P == Precision::float32 ? 8 : 4;
         Float sum[R][M];
@@ -327,13 +329,20 @@ ALWAYS_INLINE void multiply_strip(const Weights& w, const Inputs<M>& in, const S
     add_biases<M, R>(strip, in, groups, acc);
     constexpr size_t code_bytes = block_codes * Bits / 8;
     const auto blocks = static_cast<size_t>(w.cols / block_codes);
-    for (size_t b = 0; b < blocks; b++) {
-        if (code_bytes >= 48 || (b & 1) == 0)  // one per cache line
-            for (int r = 0; r < R; r++) Isa::prefetch(strip.codes[r] + b * code_bytes + prefetch_distance);
-        multiply_block<Bits, P, M, R, false>(strip, in, scales, b, block_codes, acc);
+    ScaleRun<R> run(scales, strip.scales, groups);
+    for (size_t begin = 0; begin < blocks; begin += ScaleRun<R>::blocks) {
+        const size_t end = begin + ScaleRun<R>::blocks < blocks ? begin + ScaleRun<R>::blocks : blocks;
+        run.start(begin);
+        for (size_t b = begin; b < end; b++) {
+            if (code_bytes >= 48 || (b & 1) == 0)  // one per cache line
+                for (int r = 0; r < R; r++) Isa::prefetch(strip.codes[r] + b * code_bytes + prefetch_distance);
+            multiply_block<Bits, P, M, R, false>(strip, in, run, b, block_codes, acc);
+        }
     }
-    if (const int left = w.cols % block_codes; left != 0)
-        multiply_block<Bits, P, M, R, true>(strip, in, scales, blocks, left, acc);
+    if (const int left = w.cols % block_codes; left != 0) {
+        run.start(blocks);
+        multiply_block<Bits, P, M, R, true>(strip, in, run, blocks, left, acc);
+    }
     store_sums<M, R>(in, n, last, acc);
 }
 
