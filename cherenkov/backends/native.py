@@ -6,7 +6,7 @@ matrices are kept in the precision asked for, or the next more exact one that th
 
 | instruction set | offers | default |
 | --- | --- | --- |
-| avx512_bf16 | float32, bf16, int16, int8 | bf16 |
+| avx512_bf16 | float32, bf16, int16, int8 | int16 |
 | avx512_vnni, avx2 | float32, int16, int8 | int16 |
 | portable | float32 | float32 |
 
