@@ -167,12 +167,20 @@ class FolderLock:
             os.close(descriptor)
             raise
         try:
-            ours = os.path.samestat(os.fstat(descriptor), self.path.stat())
-        except FileNotFoundError:
-            ours = False
-        if not ours:
+            if not self._named(descriptor):  # whoever held it removed it meanwhile
+                os.close(descriptor)
+                return -1
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+        except OSError:
+            self.path.unlink()
             os.close(descriptor)
-            return -1
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            raise
         return descriptor
+
+    def _named(self, descriptor: int) -> bool:
+        """Whether the lock file still is the one that was opened."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.path.stat())
+        except FileNotFoundError:
+            return False

@@ -37,6 +37,7 @@ DENSE = "dense.bin"
 EXPERTS = "experts.bin"
 NGRAM = "ngram.bin"
 _NUMPY = {"U32": "<u4", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8"}
+_GROUPS = (32, 64)
 _READ_BYTES = 16 * MIB
 
 
@@ -283,7 +284,7 @@ class DenseTensors:
         if not fits or not scales.shape[1] or width % scales.shape[1]:
             raise self._misfit(weight, shape)
         bits, group = weight.shape[1] * 32 // width, width // scales.shape[1]
-        if bits not in WIDTHS or bits * width != weight.shape[1] * 32:
+        if bits not in WIDTHS or bits * width != weight.shape[1] * 32 or group not in _GROUPS:
             raise self._misfit(weight, shape)
         return HostMatrix(
             shape, bits, group, *(self.raw(name + p) for p in (".weight", ".scales", ".biases"))
