@@ -7,21 +7,34 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cherenkov.architectures import family_of
 from cherenkov.errors import CapacityError, ConfigError
+from cherenkov.experts.rows import RESIDENT_BYTES
 from cherenkov.units import GB, MIB, format_bytes
 
 if TYPE_CHECKING:
-    from cherenkov.architectures import Sizes
+    from collections.abc import Mapping
 
-__all__ = ["DEFAULT_CONTEXT", "Demand", "Memory", "Plan", "available_memory", "make_plan"]
+    from cherenkov.architectures import Sizes
+    from cherenkov.packing.manifest import Manifest
+
+__all__ = [
+    "DEFAULT_CONTEXT",
+    "Demand",
+    "Memory",
+    "Plan",
+    "available_memory",
+    "demand_of",
+    "make_plan",
+    "smallest_plan",
+]
 
 DEFAULT_CONTEXT = 8192
 """Tokens of context when nobody asks for another number, within what the model was made for."""
 PREFILL_ROWS = 512
 """Most rows of a prompt that go through the model at once."""
-_SMALLEST_CHUNK = 16
 _RESERVE_BYTES = {"adaptive": 512 * MIB, "max": 128 * MIB}
 """Left to the interpreter and to the rest of the machine when the pool takes what remains."""
 _WORKING_BYTES = 96 * MIB
@@ -90,6 +103,24 @@ class Plan:
         return f"{terms} = {format_bytes(self.total_bytes)}"
 
 
+def demand_of(config: Mapping[str, Any], manifest: Manifest, cache_itemsize: int = 4) -> Demand:
+    """What a store with this configuration and manifest asks of memory."""
+    tables = [section.layout.total_bytes for section in manifest.ngrams]
+    return Demand(
+        sizes=family_of(config).sizes(config),
+        dense_bytes=manifest.dense_bytes,
+        ngram_bytes=sum(size for size in tables if size <= RESIDENT_BYTES),
+        stride_bytes=manifest.experts.layout.stride_bytes,
+        records=manifest.experts.records,
+        cache_itemsize=cache_itemsize,
+    )
+
+
+def smallest_plan(demand: Demand) -> Plan:
+    """The least memory that a model can run in: one token of context, and the experts of one token."""
+    return _assemble(demand, Memory(0, 0, "nowhere"), 1, _smallest(demand))
+
+
 def make_plan(
     demand: Demand,
     memory: Memory,
@@ -146,10 +177,10 @@ def _fixed_slots(demand: Demand, pool: str | float) -> int | None:
         return None
     if not 0 < pool < 1e9:
         raise ConfigError("pool", pool, "must be a positive size in GB")
-    slots = int(pool * GB) // demand.stride_bytes
+    slots = round(pool * GB) // demand.stride_bytes
     if slots < _smallest(demand):
-        least = _smallest(demand) * demand.stride_bytes / GB
-        raise ConfigError("pool", pool, f"the smallest pool for this model is {least:.6g} GB")
+        least = _gigabytes(_smallest(demand) * demand.stride_bytes)
+        raise ConfigError("pool", pool, f"the smallest pool for this model is {least} GB")
     return min(slots, demand.records)
 
 
@@ -172,21 +203,31 @@ def _assemble(demand: Demand, memory: Memory, context: int, slots: int) -> Plan:
 def _refusal(demand: Demand, memory: Memory, plan: Plan, slots: int | None) -> CapacityError:
     """The sum, and the nearest thing that would fit."""
     message = f"not enough memory: {plan.sum()}, but {memory.source} has {format_bytes(memory.available_bytes)} available"
-    over = plan.total_bytes - memory.available_bytes
-    spare_pool = plan.pool_bytes - _smallest(demand) * demand.stride_bytes
-    if slots is not None and spare_pool >= over:
-        fits = (plan.pool_bytes - over) // demand.stride_bytes * demand.stride_bytes / GB
-        message += f"; a pool of {fits:.6g} GB would fit (--pool-gb)"
-    else:
-        context = _fitting_context(demand, memory, slots)
-        if context:
-            message += f"; a context of {context} tokens would fit (--max-ctx)"
-        else:
-            least = _assemble(demand, memory, 1, _smallest(demand)).total_bytes
-            message += f"; this model needs at least {format_bytes(least)}"
+    message += f"; {_suggestion(demand, memory, plan, slots)}"
     return CapacityError(
         message, asked_bytes=plan.total_bytes, available_bytes=memory.available_bytes
     )
+
+
+def _suggestion(demand: Demand, memory: Memory, plan: Plan, slots: int | None) -> str:
+    """What would fit, changing as few settings as possible."""
+    over = plan.total_bytes - memory.available_bytes
+    least_pool = _smallest(demand) * demand.stride_bytes
+    if slots is not None and plan.pool_bytes - least_pool >= over:
+        fits = (plan.pool_bytes - over) // demand.stride_bytes * demand.stride_bytes
+        return f"a pool of {_gigabytes(fits)} GB would fit (--pool-gb)"
+    if context := _fitting_context(demand, memory, slots):
+        return f"a context of {context} tokens would fit (--max-ctx)"
+    if slots is not None and (context := _fitting_context(demand, memory, None)):
+        pool = f"a pool of {_gigabytes(least_pool)} GB"
+        return f"{pool} and a context of {context} tokens would fit (--pool-gb, --max-ctx)"
+    least = _assemble(demand, memory, 1, _smallest(demand)).total_bytes
+    return f"this model needs at least {format_bytes(least)}"
+
+
+def _gigabytes(size_bytes: int) -> str:
+    """All digits: what we suggest must work when it is typed."""
+    return f"{size_bytes / GB:.9f}".rstrip("0").rstrip(".")
 
 
 def _fitting_context(demand: Demand, memory: Memory, slots: int | None) -> int:
@@ -202,41 +243,46 @@ def _fitting_context(demand: Demand, memory: Memory, slots: int | None) -> int:
     return low
 
 
-def available_memory() -> Memory:
-    """Memory that can be taken now, honouring control groups (Linux) and the working set limit (macOS)."""
+def available_memory(root: Path = Path("/")) -> Memory:
+    """Memory that can be taken now, honouring control groups (Linux) and the working set limit (macOS).
+
+    Args:
+        root: where `proc` and `sys` are mounted.
+    """
     if sys.platform == "darwin":
         return _darwin_memory()
-    machine = _machine_memory()
-    group = _group_memory()
+    machine = _machine_memory(root)
+    group = _group_memory(root)
     if group is not None and group.available_bytes < machine.available_bytes:
         return group
     return machine
 
 
-def _machine_memory() -> Memory:
+def _machine_memory(root: Path) -> Memory:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    fields = _key_values(Path("/proc/meminfo"))
+    fields = _key_values(root / "proc/meminfo")
     available = fields.get("MemAvailable:", total // 1024) * 1024
     return Memory(total, available, "this machine")
 
 
-def _group_memory() -> Memory | None:
+def _group_memory(root: Path) -> Memory | None:
     """The tightest limit on the way from our control group (v2, or v1's memory controller) to the root."""
     tightest: Memory | None = None
-    for folder, names in _group_folders():
-        limit, used = (_number(folder / name) for name in names)
+    for folder, names in _group_folders(root):
+        limit, used = (_number(folder / name) for name in names[:2])
         if limit is None or used is None or limit >= 1 << 60:
             continue
-        cache = _key_values(folder / "memory.stat").get("inactive_file", 0)
+        cache = _key_values(folder / "memory.stat").get(names[2], 0)
         memory = Memory(limit, max(0, limit - max(0, used - cache)), "this control group")
         if tightest is None or memory.available_bytes < tightest.available_bytes:
             tightest = memory
     return tightest
 
 
-def _group_folders() -> list[tuple[Path, tuple[str, str]]]:
+def _group_folders(mounts: Path) -> list[tuple[Path, tuple[str, str, str]]]:
+    """Our group and its ancestors; the files with limit and use, and the statistic of reclaimable cache."""
     try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        lines = (mounts / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     folders = []
@@ -244,10 +290,11 @@ def _group_folders() -> list[tuple[Path, tuple[str, str]]]:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
+            root = mounts / "sys/fs/cgroup"
+            names = ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            root = Path("/sys/fs/cgroup/memory")
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            root = mounts / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
             continue
         parts = [p for p in path.split("/") if p and p != ".."]

@@ -42,7 +42,17 @@ __all__ = [
 
 
 class CherenkovError(Exception):
-    """Root of every error this library raises on purpose."""
+    """Root of every error this library raises on purpose.
+
+    Whatever a file name or a hostile checkpoint put into the message, it stays one printable line.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__("".join(c if c.isprintable() else _escaped(c) for c in message))
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 class ConfigError(CherenkovError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 __all__ = ["GB", "GIB", "KIB", "MIB", "format_bytes", "format_seconds", "parse_bytes"]
 
@@ -34,23 +35,24 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _SUFFIX:
         raise ValueError(f"{text!r} is no size; write for example 4GiB or 2.5GB")
-    return int(float(match[1]) * _SUFFIX[match[2].lower()])
+    return int(Decimal(match[1]) * _SUFFIX[match[2].lower()])
 
 
 def format_bytes(count: float) -> str:
     """A size for people: decimal units, three digits."""
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        text = f"{count:.0f}" if unit == "B" else f"{count:.3g}"
+        if abs(float(text)) < 1000:  # 999.9 rounds into the next unit
+            return f"{text} {unit}"
         count /= 1000
-    return f"{count:.3g} TB"
+    return f"{count:.3g} TB" if abs(count) < 999.5 else f"{count:.0f} TB"
 
 
 def format_seconds(seconds: float) -> str:
     """A duration for people."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -13,7 +13,7 @@ from cherenkov.units import MIB
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LIMIT_BYTES", "parse_object", "read_bytes", "read_object"]
+__all__ = ["LIMIT_BYTES", "parse_object", "read_bytes", "read_object", "unique_keys"]
 
 LIMIT_BYTES = 64 * MIB
 """Longest JSON document that is read unless the caller says otherwise."""
@@ -66,7 +66,7 @@ def parse_object(path: str | os.PathLike[str], text: bytes) -> dict[str, Any]:
         CorruptModel: if it is not UTF-8, not JSON, nested too deeply, no object, or repeats a key.
     """
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys)
     except RecursionError:
         raise CorruptModel(path, "JSON nested too deeply") from None
     except UnicodeDecodeError as error:
@@ -80,7 +80,8 @@ def parse_object(path: str | os.PathLike[str], text: bytes) -> dict[str, Any]:
     return value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys are all different; for `object_pairs_hook`."""
     table = dict(pairs)
     if len(table) != len(pairs):
         seen: set[str] = set()

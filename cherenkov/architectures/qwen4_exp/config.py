@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ __all__ = ["Config", "parse"]
 
 _ATTENTION = {"full_attention", "indexed_attention", "qwen_sparse_attention"}
 _LINEAR = "linear_attention"
+_MOST_HASHES = 1024
+"""Hash heads over all layers. Each needs a prime of its own, and 16 are usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +107,8 @@ class _Keys:
         self.where = where
 
     def refuse(self, key: str, reason: str) -> UnsupportedModel:
-        return UnsupportedModel(
-            f"config.json: {self.where}{key} = {self.values.get(key)!r}: {reason}", key=key
-        )
+        found = reprlib.repr(self.values.get(key))
+        return UnsupportedModel(f"config.json: {self.where}{key} = {found}: {reason}", key=key)
 
     def integer(
         self, key: str, default: int | None = None, *, least: int = 1, most: int = 1 << 32
@@ -172,10 +174,15 @@ def _layer_types(keys: _Keys) -> tuple[bool, ...]:
         return tuple((i + 1) % interval == 0 for i in range(count))
     if not isinstance(types, list) or len(types) != count:
         raise keys.refuse("layer_types", f"must name the type of each of the {count} layers")
-    unknown = [t for t in types if t != _LINEAR and t not in _ATTENTION]
+    unknown = [t for t in types if t != _LINEAR and not _is_attention(t)]
     if unknown:
-        raise keys.refuse("layer_types", f"{unknown[0]!r} is not a layer type of qwen4_exp")
+        first = reprlib.repr(unknown[0])
+        raise keys.refuse("layer_types", f"{first} is not a layer type of qwen4_exp")
     return tuple(t != _LINEAR for t in types)
+
+
+def _is_attention(layer_type: object) -> bool:
+    return isinstance(layer_type, str) and layer_type in _ATTENTION
 
 
 def _trunk(keys: _Keys, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,6 +209,7 @@ def _trunk(keys: _Keys, raw: Mapping[str, Any]) -> dict[str, Any]:
 def _attention(keys: _Keys) -> dict[str, Any]:
     rope = keys.section("rope_parameters")
     rope.only("rope_type", None, "default")
+    keys.only("rope_scaling", None)
     head_dim = keys.integer("head_dim", 256)
     factor = rope.values.get("partial_rotary_factor", keys.values.get("partial_rotary_factor", 1.0))
     rotary = _Keys({"partial_rotary_factor": factor}, rope.where).number("partial_rotary_factor")
@@ -222,7 +230,7 @@ def _attention(keys: _Keys) -> dict[str, Any]:
 
 def _delta(keys: _Keys) -> dict[str, Any]:
     gate = keys.values.get("output_gate_type") or "silu"
-    if gate not in {"silu", "sigmoid"}:
+    if gate not in ("silu", "sigmoid"):
         raise keys.refuse("output_gate_type", "only silu and sigmoid are supported")
     return {
         "key_heads": keys.integer("linear_num_key_heads"),
@@ -247,7 +255,7 @@ def _mixture(keys: _Keys) -> dict[str, Any]:
 def _ngrams(keys: _Keys, attention: tuple[bool, ...]) -> dict[str, Any]:
     ids = keys.values.get("ple_layer_ids") or []
     if not isinstance(ids, list) or any(
-        not isinstance(i, int) or not 1 <= i <= len(attention) for i in ids
+        isinstance(i, bool) or not isinstance(i, int) or not 1 <= i <= len(attention) for i in ids
     ):
         raise keys.refuse("ple_layer_ids", f"must list one-based layers from 1 to {len(attention)}")
     layers = tuple(sorted({i - 1 for i in ids}))
@@ -264,6 +272,8 @@ def _ngrams(keys: _Keys, attention: tuple[bool, ...]) -> dict[str, Any]:
     if layers and keys.values.get("eos_token_id") in (None, []):
         raise keys.refuse("eos_token_id", "is needed to end n-gram segments")
     base = keys.integer("ngram_vocab_size_base", 20_000_000)
+    if per_layer * len(layers) > _MOST_HASHES:
+        raise keys.refuse("heads_per_ngram", f"makes more than {_MOST_HASHES} hash heads in all")
     primes = _primes_from(base, per_layer * len(layers))
     return {
         "ple_layers": layers,
@@ -317,7 +327,7 @@ def _draft(keys: _Keys, theta: float) -> dict[str, Any]:
         mtp.only("mtp_use_hidden_state_from_layer", None)
         types = mtp.values.get("layer_types")
         if types is not None and (
-            not isinstance(types, list) or len(types) != 1 or types[0] not in _ATTENTION
+            not isinstance(types, list) or len(types) != 1 or not _is_attention(types[0])
         ):
             raise mtp.refuse("layer_types", "the draft layer must be one attention layer")
     return {"draft": count == 1, "draft_theta": mtp.number("rope_theta", theta)}

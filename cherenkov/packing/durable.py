@@ -1,0 +1,178 @@
+"""Writes that survive a crash: everything that is renamed into place goes through here.
+
+The order is always the same: write under a working name, flush the file, rename it, flush the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Self
+
+from cherenkov.errors import CapacityError, DiskError
+from cherenkov.units import format_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+__all__ = [
+    "FolderLock",
+    "flush",
+    "flush_folder",
+    "free_bytes",
+    "publish_folder",
+    "require_space",
+    "write_file",
+]
+
+_POLL_S = 0.1
+
+
+def flush(descriptor: int) -> None:
+    """Force a file's content onto the disk, not just into the drive's cache where that differs."""
+    if sys.platform == "darwin":
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)
+
+
+def flush_folder(folder: Path) -> None:
+    """Force a folder's entries onto the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        flush(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Create or replace a file so that it is seen either as it was or complete.
+
+    Raises:
+        DiskError: if it cannot be written.
+    """
+    working = path.with_name(path.name + ".tmp")
+    try:
+        descriptor = os.open(working, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            flush(file.fileno())
+        working.replace(path)
+        flush_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            working.unlink()
+        raise DiskError.wrap(error, path, "write") from error
+
+
+def publish_folder(working: Path, target: Path) -> None:
+    """Give a finished folder its name, in one step. `target` must not exist, or be empty.
+
+    Raises:
+        DiskError: if it cannot be renamed.
+    """
+    try:
+        working.rename(target)
+        flush_folder(target.parent)
+    except OSError as error:
+        raise DiskError.wrap(error, target, "publish") from error
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this user may still write to the file system of `folder`.
+
+    Raises:
+        DiskError: if the system does not say.
+    """
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError as error:
+        raise DiskError.wrap(error, folder, "measure free space") from error
+
+
+def require_space(folder: Path, needed_bytes: int, reserve_bytes: int) -> None:
+    """Refuse before writing what could not be finished.
+
+    Raises:
+        DiskError: ENOSPC, with the sum.
+    """
+    free = free_bytes(folder)
+    if free < needed_bytes + reserve_bytes:
+        raise DiskError(
+            folder,
+            "write there",
+            errno.ENOSPC,
+            f"no space: {format_bytes(needed_bytes)} to write + {format_bytes(reserve_bytes)} reserve "
+            f"> {format_bytes(free)} free",
+        )
+
+
+class FolderLock:
+    """Exclusive right to prepare one target, across processes. A holder that dies frees it.
+
+    Args:
+        path: the lock file; removed on release.
+        target: what is locked, for messages.
+        wait: block until it is free, instead of refusing.
+    """
+
+    def __init__(self, path: Path, target: Path, *, wait: bool = False) -> None:
+        self.path = path
+        self.target = target
+        self.wait = wait
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        while self._descriptor < 0:
+            try:
+                self._descriptor = self._attempt()
+            except OSError as error:
+                raise DiskError.wrap(error, self.path, "lock") from error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Removed while still held: whoever opened it meanwhile sees that the name is gone, and starts over.
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _attempt(self) -> int:
+        """One try: a descriptor that holds the lock, or -1 to try again."""
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            if not self.wait:
+                raise CapacityError(
+                    f"{self.target}: process {holder} is preparing it; wait for it, or choose another folder"
+                ) from None
+            time.sleep(_POLL_S)
+            return -1
+        except OSError:
+            os.close(descriptor)
+            raise
+        try:
+            ours = os.path.samestat(os.fstat(descriptor), self.path.stat())
+        except FileNotFoundError:
+            ours = False
+        if not ours:
+            os.close(descriptor)
+            return -1
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return descriptor

@@ -1,0 +1,258 @@
+"""The expert store: what stays in memory, what a lease sees, and what happens when reading fails."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cherenkov.backends.base import ExpertPool
+from cherenkov.errors import CorruptModel, DiskError
+from cherenkov.experts import reader as reader_module
+from cherenkov.experts.reader import RecordReader
+from cherenkov.experts.stats import ExpertStats
+from cherenkov.experts.store import ExpertStore
+from cherenkov.packing.integrity import record_checksum
+from cherenkov.packing.layout import ExpertLayout
+
+LAYERS, EXPERTS = 3, 8
+LAYOUT = ExpertLayout(inter=32, hidden=32, group=32)
+STRIDE = LAYOUT.stride_bytes
+
+
+def content(record):
+    return np.random.default_rng(record).integers(0, 256, STRIDE, dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("records") / "experts.bin"
+    path.write_bytes(b"".join(content(i).tobytes() for i in range(LAYERS * EXPERTS)))
+    return path
+
+
+CHECKSUMS = np.array(
+    [record_checksum(content(i).data) for i in range(LAYERS * EXPERTS)], dtype=np.uint64
+)
+
+
+def open_store(path, slots, checksums=CHECKSUMS):
+    pool = ExpertPool(LAYOUT, np.zeros((slots, STRIDE), dtype=np.uint8))
+    return ExpertStore(pool, RecordReader(path, STRIDE, EXPERTS, checksums), LAYERS, EXPERTS)
+
+
+@pytest.fixture
+def make(path):
+    opened = []
+
+    def make(slots, checksums=CHECKSUMS):
+        opened.append(open_store(path, slots, checksums))
+        return opened[-1]
+
+    yield make
+    for store in opened:
+        store.close()
+
+
+def take(store, layer, ids):
+    """Lease experts as a backend does; the waves' experts, in order, each checked in its slot."""
+    waves = []
+    with store.acquire(layer, np.array(ids, dtype=np.int32)) as lease:
+        for wave in lease:
+            assert len(wave.experts) == len(wave.slots) == len(set(wave.slots.tolist()))
+            for expert, slot in zip(wave.experts.tolist(), wave.slots.tolist(), strict=True):
+                expected = content(layer * EXPERTS + expert)
+                np.testing.assert_array_equal(lease.pool.memory[slot], expected)
+            waves.append(wave.experts.tolist())
+    assert store.resident <= store.slots
+    return waves
+
+
+def test_resident_first_then_missing(make):
+    store = make(6)
+    assert take(store, 0, [[1, 2], [2, 3]]) == [[1, 2, 3]]
+    assert take(store, 0, [[4, 3], [1, 5]]) == [[3, 1], [4, 5]]
+    assert (store.stats.hits, store.stats.misses) == (2, 5)
+    assert store.stats.read_bytes == 5 * STRIDE
+    assert store.stats.read_s > 0
+    assert (store.resident, store.slots) == (5, 6)
+
+
+def test_layers_do_not_share_records(make):
+    store = make(6)
+    take(store, 0, [1, 2])
+    assert take(store, 1, [1, 2]) == [[1, 2]]
+    assert store.stats.hits == 0
+
+
+def test_least_recently_used_leaves_first(make):
+    store = make(3)
+    for ids in ([0], [1], [2], [0], [3]):  # 0 was touched again, so 1 is the oldest
+        take(store, 0, ids)
+    before = store.stats.copy()
+    assert take(store, 0, [0, 2, 3]) == [[0, 2, 3]]
+    assert take(store, 0, [1]) == [[1]]
+    assert store.stats.since(before) == ExpertStats(
+        3, 1, STRIDE, store.stats.read_s - before.read_s
+    )
+
+
+def test_a_layer_may_need_more_than_there_are_slots(make):
+    store = make(3)
+    take(store, 0, [5, 6])
+    waves = take(store, 0, [0, 5, 1, 6, 2, 3, 4, 7])
+    assert waves == [[5, 6], [0, 1, 2], [3, 4, 7]]
+    one = make(1)
+    assert take(one, 0, [2, 1, 0]) == [[2], [1], [0]]
+
+
+def test_everything_resident_reads_nothing(make):
+    store = make(LAYERS * EXPERTS)
+    for _ in range(2):
+        for layer in range(LAYERS):
+            take(store, layer, range(EXPERTS))
+    assert (store.stats.hits, store.stats.misses) == (24, 24)
+
+
+def test_a_wave_stays_put_until_the_next_is_asked_for(make):
+    """The slots of a wave may not be reused by the reads that the same wave still waits for."""
+    store = make(2)
+    with store.acquire(0, np.arange(4, dtype=np.int32)) as lease:
+        waves = iter(lease)
+        first = next(waves)
+        held = lease.pool.memory[first.slots].copy()
+        np.testing.assert_array_equal(held, [content(0), content(1)])
+        second = next(waves)
+        assert first.experts.tolist() == [0, 1]
+        assert second.experts.tolist() == [2, 3]
+
+
+def test_a_lease_may_be_left_early(make):
+    store = make(2)
+    with store.acquire(0, np.arange(4, dtype=np.int32)) as lease:
+        next(iter(lease))
+    assert take(store, 1, range(4)) == [[0, 1], [2, 3]]
+
+
+def test_records_are_checked(make):
+    wrong = CHECKSUMS.copy()
+    wrong[EXPERTS + 2] ^= 1
+    store = make(4, wrong)
+    with pytest.raises(CorruptModel, match=r"record 10 \(layer 1, expert 2\)") as caught:
+        take(store, 1, [0, 2])
+    assert caught.value.offset == 10 * STRIDE
+    assert take(store, 1, [0, 1]) == [[0], [1]]
+    with pytest.raises(CorruptModel):  # what failed is not taken for resident
+        take(store, 1, [2])
+    unchecked = make(4, None)
+    assert take(unchecked, 1, [2]) == [[2]]
+
+
+class Disk:
+    """`os.preadv` that fails, or gives little, as told."""
+
+    def __init__(self, monkeypatch):
+        self.real = os.preadv
+        self.failures = 0
+        self.calls = 0
+        self.most = None
+        monkeypatch.setattr(reader_module.os, "preadv", self)
+
+    def __call__(self, descriptor, buffers, offset):
+        self.calls += 1
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self.most is not None:
+            buffers = [buffers[0][: self.most]]
+        return self.real(descriptor, buffers, offset)
+
+
+def test_one_fault_is_read_again(make, monkeypatch):
+    store, disk = make(2), Disk(monkeypatch)
+    disk.failures = 1
+    assert take(store, 0, [0]) == [[0]]
+    assert disk.calls == 2
+
+
+def test_two_faults_name_the_record_and_the_store_goes_on(make, monkeypatch):
+    store, disk = make(2), Disk(monkeypatch)
+    take(store, 2, [6, 7])
+    disk.failures = 2
+    with pytest.raises(DiskError, match=r"record 20 \(layer 2, expert 4\)") as caught:
+        take(store, 2, [7, 4])
+    assert caught.value.errno == errno.EIO
+    assert store.stats.misses == 2
+    assert store.resident == 1
+    assert take(store, 2, [4, 5]) == [[4, 5]]
+    assert take(store, 2, range(8)) == [[4, 5], [0, 1], [2, 3], [6, 7]]
+
+
+@pytest.mark.parametrize("most", [1, 7, STRIDE - 1])
+def test_short_reads_are_put_together(make, monkeypatch, most):
+    store, disk = make(2), Disk(monkeypatch)
+    disk.most = max(most, STRIDE // 50)
+    assert take(store, 0, [3, 1]) == [[3, 1]]
+
+
+def test_a_file_that_ends_early(tmp_path):
+    path = tmp_path / "experts.bin"
+    path.write_bytes(bytes(3 * STRIDE - 100))
+    store = open_store(path, 2, None)
+    assert store.acquire(0, np.array([0], dtype=np.int32))
+    with pytest.raises(CorruptModel, match="ends early") as caught:
+        list(store.acquire(0, np.array([2], dtype=np.int32)))
+    assert caught.value.offset == 3 * STRIDE - 100
+    assert caught.value.path == str(path)
+    store.close()
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(DiskError, match="cannot open the expert records"):
+        RecordReader(tmp_path / "experts.bin", STRIDE, EXPERTS, None)
+
+
+def test_closing_twice(make):
+    store = make(1)
+    store.close()
+    store.close()
+    with pytest.raises(DiskError):
+        take(store, 0, [0])
+
+
+requests = st.lists(
+    st.tuples(
+        st.integers(0, LAYERS - 1),
+        st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=12),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), requests)
+def test_any_pool_covers_what_was_asked_exactly_once(path, slots, wanted):
+    store, model = open_store(path, slots), []
+    for layer, ids in wanted:
+        distinct = list(dict.fromkeys(ids))
+        waves = take(store, layer, ids)
+        assert sorted(e for wave in waves for e in wave) == sorted(distinct)
+        assert all(len(wave) <= slots for wave in waves)
+        model = least_recently_used(model, layer, distinct, waves, slots)
+        assert store.resident == len(model)
+    store.close()
+
+
+def least_recently_used(model, layer, ids, waves, slots):
+    """The residents as a plain list, oldest first; checks that exactly the residents came first."""
+    records = [layer * EXPERTS + e for e in ids]
+    here = [r for r in records if r in model]
+    first = [layer * EXPERTS + e for e in waves[0]]
+    assert first == here if here else first == records[:slots]
+    model = [r for r in model if r not in here] + here
+    missing = [r for r in records if r not in here]
+    for record in missing:
+        model = [*model[-(slots - 1) :], record] if slots > 1 else [record]
+    return model
