@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 
@@ -20,6 +21,14 @@ from cherenkov_cli.show import complain
 __all__ = ["cli", "run"]
 
 _COMMANDS = ("run", "prepare", "verify", "inspect", "doctor", "paths")
+
+_HELP = """Run Mixture-of-Experts language models far larger than memory.
+
+\b
+    cherenkov demo "What is the capital of France?"
+    cherenkov prepare path/to/checkpoint --output path/to/store
+    cherenkov run path/to/store "What is the capital of France?"
+"""
 
 
 class Commands(click.Group):
@@ -58,27 +67,30 @@ class Commands(click.Group):
     options_metavar="",
     subcommand_metavar="COMMAND | MODEL PROMPT",
     epilog="Every command explains itself: cherenkov COMMAND --help",
+    help=_HELP,
 )
 @click.version_option(cherenkov.__version__, "--version", message="cherenkov %(version)s")
 def cli() -> None:
-    r"""Run Mixture-of-Experts language models far larger than memory.
-
-    \b
-    cherenkov demo "What is the capital of France?"
-    cherenkov prepare path/to/checkpoint --output path/to/store
-    """
+    """Run Mixture-of-Experts language models far larger than memory."""
 
 
 def run(args: list[str]) -> int:
     """Run the command with `args` and return the exit code. Never raises what a user could have caused."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets a question mark, not a traceback.
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a character gets a question mark, not a traceback.
+            stream.reconfigure(errors="replace")
     try:
         code = _invoke(args)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read us has gone. Nothing more can be said, not even at exit, when Python flushes once more.
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        # The library has its own errors, so without a file's name this is standard output: its reader has gone,
+        # which is no news, or its disk is full. Nothing more can be said, not even when Python flushes at exit.
+        if error.filename is not None:
+            raise
+        if not isinstance(error, BrokenPipeError):
+            complain(f"cannot write the output: {error.strerror}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code

@@ -59,8 +59,10 @@ def summary(run: Run, backend: str) -> str:
     """What an answer took, on one line."""
     asked = run.experts.hits + run.experts.misses
     parts = [
-        (f"prompt {run.prompt_tokens} tokens in {format_seconds(run.prefill_s)}"
-        f" ({_rate(run.prompt_tokens, run.prefill_s)})"),
+        (
+            f"prompt {run.prompt_tokens} tokens in {format_seconds(run.prefill_s)}"
+            f" ({_rate(run.prompt_tokens, run.prefill_s)})"
+        ),
         # The first token of the answer comes out of the prompt: decoding took its time for the others.
         f"answer {run.output_tokens} tokens ({_rate(run.output_tokens - 1, run.decode_s)})",
         f"{run.experts.hits / asked:.0%} of experts found in memory"

@@ -131,10 +131,8 @@ def _answer(model: Model, prompt: str, sampling: Sampling, options: _Options) ->
         ignore_eos=options.no_eos,
     )
     for piece in pieces:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+        print(piece, end="", flush=True)
+    print(flush=True)
     if model.last_run is not None and not options.quiet:
         say(summary(model.last_run, model.backend_name))
 
