@@ -64,7 +64,8 @@ def summary(run: Run, backend: str) -> str:
             f" ({_rate(run.prompt_tokens, run.prefill_s)})"
         ),
         # The first token of the answer comes out of the prompt: decoding took its time for the others.
-        f"answer {run.output_tokens} tokens ({_rate(run.output_tokens - 1, run.decode_s)})",
+        f"answer {run.output_tokens} tokens ({_rate(run.output_tokens - 1, run.decode_s)})"
+        + (", cut off at --max-tokens" if run.finish_reason == "length" else ""),
         f"{run.experts.hits / asked:.0%} of experts found in memory"
         if asked
         else "no experts used",

@@ -105,9 +105,15 @@ def command(**given: Any) -> int:
         return _check(model, prompt, options) if options.check else 0
 
 
-def _read_prompt(prompt: str) -> str:
-    if prompt != "-":
-        return prompt
+def _read_prompt(given: str) -> str:
+    """The prompt, checked as far as it can be without a model, which may take long to load."""
+    prompt = _read_stdin() if given == "-" else given
+    if not prompt:
+        raise RequestError("the prompt is empty", param="prompt")
+    return prompt
+
+
+def _read_stdin() -> str:
     data = sys.stdin.buffer.read(_STDIN_LIMIT_BYTES + 1)
     if len(data) > _STDIN_LIMIT_BYTES:
         raise RequestError("standard input holds more than 64 MiB", param="prompt")

@@ -160,6 +160,14 @@ def test_dash_reads_standard_input(fake, monkeypatch):
     assert fake.calls[0][0] == "naïve\n"
 
 
+def test_an_empty_prompt_is_refused_before_loading(fake, monkeypatch, capsys):
+    _stdin(monkeypatch, b"")
+    for prompt in ("", "-"):
+        assert run(["demo", prompt]) == 1
+        assert capsys.readouterr() == ("", "cherenkov: the prompt is empty\n")
+    assert not fake.loads
+
+
 def test_standard_input_must_be_utf8(fake, monkeypatch, capsys):
     _stdin(monkeypatch, b"ab\xffcd")
     assert run(["demo", "-"]) == 1
@@ -330,8 +338,9 @@ class FakeProblem:
 
 @pytest.fixture
 def verify(monkeypatch):
-    module = pytest.importorskip("cherenkov.packing.verify")
-    return lambda report: monkeypatch.setattr(module, "verify", lambda path, on_event: report)
+    return lambda report: monkeypatch.setattr(
+        "cherenkov.packing.verify.verify", lambda path, on_event: report
+    )
 
 
 def test_verify(verify, capsys):
@@ -550,7 +559,7 @@ def test_a_run_without_experts_or_decoding():
     text = show.summary(Run(1, 1, 0.0, 0.0, "length", ExpertStats()), "b")
     assert (
         text
-        == "prompt 1 tokens in 0 ms (no rate); answer 1 tokens (no rate); no experts used; 0 GB read; b"
+        == "prompt 1 tokens in 0 ms (no rate); answer 1 tokens (no rate), cut off at --max-tokens; no experts used; 0 GB read; b"
     )
 
 
