@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 an error of ours or a check that failed, 2 wrong usage, 13
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import io
 import os
@@ -56,6 +55,8 @@ class Commands(click.Group):
     def _refuse_slips(self, ctx: click.Context, args: list[str]) -> None:
         """One word alone is no model and prompt: most likely a command, misspelt."""
         if len(args) == 1 and not args[0].startswith("-"):
+            import difflib
+
             near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "write MODEL PROMPT, or a command."
             raise click.UsageError(f"No such command {args[0]!r}: {hint}", ctx)

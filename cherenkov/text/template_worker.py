@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["Renderer", "main"]
+__all__ = ["main"]
 
 _WATCH_INTERVAL_S = 0.02
 _OPEN_FILES = 16
