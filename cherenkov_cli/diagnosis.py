@@ -16,6 +16,8 @@ from cherenkov.errors import CherenkovError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from cherenkov.backends.base import Backend
+
 __all__ = ["Diagnosis", "Partial", "diagnose"]
 
 _PACKAGES = ("numpy", "tokenizers", "jinja2", "pydantic", "mlx")
@@ -109,11 +111,23 @@ def _look_at_backends(found: Diagnosis) -> None:
     from cherenkov.backends.base import Options
     from cherenkov.config import load_settings
 
-    found.backends = [asdict(backend) for backend in available()]
+    for backend in available():
+        # A backend says what it would use, such as an instruction set, only once it is made.
+        detail = _detail(create(backend.name)) if backend.usable else ""
+        found.backends.append({**asdict(backend), "detail": detail})
     settings = load_settings()
-    chosen = create(settings.backend, Options(settings.threads, settings.precision, settings.isa))
-    found.chosen_backend = f"{chosen.name} ({chosen.detail})" if chosen.detail else chosen.name
-    chosen.close()
+    options = Options(settings.threads, settings.precision, settings.isa)
+    chosen = create(settings.backend, options)
+    name, detail = chosen.name, _detail(chosen)
+    found.chosen_backend = f"{name} ({detail})" if detail else name
+
+
+def _detail(backend: Backend[Any, Any]) -> str:
+    """What a backend chose; it is not needed for more."""
+    try:
+        return backend.detail
+    finally:
+        backend.close()
 
 
 def _look_at_data(found: Diagnosis) -> None:

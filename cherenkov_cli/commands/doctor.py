@@ -49,7 +49,7 @@ def _report(found: Diagnosis) -> Iterator[str]:
         yield "backends"
         yield table(
             [
-                (b["name"], "works" if b["usable"] else "not here", b["reason"])
+                (b["name"], "works" if b["usable"] else "not here", b["detail"] or b["reason"])
                 for b in found.backends
             ]
         )

@@ -51,7 +51,7 @@ def _report(found: Mapping[str, Any]) -> Iterator[str]:
         yield table(
             [
                 ("writes", format_bytes(cost["output_bytes"])),
-                ("weights", f"{cost['bits']} bits in groups of {cost['group']}"),
+                ("weights", _width(cost["bits"], cost["group"])),
             ]
         )
     for note in found.get("source", {}).get("notes", ()):
@@ -60,7 +60,7 @@ def _report(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _model(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     experts = found["experts"]
-    width = f"{experts['bits']} bits in groups of {experts['group']}"
+    width = _width(experts["bits"], experts["group"])
     yield "architecture", found["architecture"]
     yield "parameters", f"{found['parameters']:,}"
     yield (
@@ -80,4 +80,8 @@ def _source(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     if source:
         size = format_bytes(source["bytes"])
         yield "layout", f"{source['dialect']}, {source['expert_bits']} bits"
-        yield "files", f"{size} in {source['shards']} shards"
+        yield "shards", f"{source['shards']} ({size})"
+
+
+def _width(bits: int, group: int) -> str:
+    return "BF16" if bits == 16 else f"{bits} bits in groups of {group}"

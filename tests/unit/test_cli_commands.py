@@ -13,8 +13,6 @@ from cherenkov.events import Progress
 from cherenkov_cli import diagnosis
 from cherenkov_cli.main import run
 
-ROOT = Path(__file__).parents[2]
-
 
 def test_prepare(monkeypatch, capsys):
     calls = []
@@ -128,6 +126,9 @@ def test_inspect(monkeypatch, capsys):
         "note: pre-norms are raw",
     ):
         assert part in text
+    monkeypatch.setitem(FOUND["preparing"], "bits", 16)
+    assert run(["inspect", "x"]) == 0
+    assert "weights  BF16" in capsys.readouterr().out
     assert run(["inspect", "x", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == FOUND
 
@@ -175,7 +176,7 @@ def test_doctor_for_programs(data_dir, capsys):
     assert found["version"] == __version__
     assert found["cores"] >= 1
     assert found["memory"]["available_bytes"] > 0
-    assert {"name", "usable", "reason"} <= found["backends"][0].keys()
+    assert {"name", "usable", "reason", "detail"} == found["backends"][0].keys()
     assert found["data"] == {
         "path": str(data_dir),
         "exists": False,
