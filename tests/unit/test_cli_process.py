@@ -36,6 +36,19 @@ def test_a_bar_on_a_terminal_leaves_nothing_behind(monkeypatch):
     assert "experts" in screen.getvalue()
 
 
+@pytest.mark.parametrize("no_color", [True, False])
+def test_no_color_is_honoured(monkeypatch, no_color):
+    screen = _Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    with show.Reporter() as report:
+        report(Progress("dense", 10, 100, 1.0))
+    assert ("\x1b[3" in screen.getvalue()) is not no_color
+
+
 def test_plain_progress_is_sparse(monkeypatch, capsys):
     clock = iter([100.0, 101.0, 106.0, 106.5])
     monkeypatch.setattr(show.time, "monotonic", lambda: next(clock))
