@@ -20,7 +20,7 @@ from cherenkov.text.template_process import Limits, TemplateProcess
 
 ROOT = Path(__file__).parents[2]
 USER = [{"role": "user", "content": "Hi"}]
-QUICK = Limits(deadline_s=1)
+QUICK = Limits(deadline_s=2)
 
 ESCAPES = {
     "mro": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -91,11 +91,16 @@ def test_bombs_are_contained_and_the_next_render_is_fine(name):
 def test_a_bomb_that_goes_off_when_compiled():
     with ChatTemplate("{{ 9**(9**9) }}", Controls(), limits=QUICK) as template:
         for _ in range(2):
-            with pytest.raises(TemplateError, match="longer than 1 s"):
+            with pytest.raises(TemplateError, match="longer than 2 s"):
                 template.render(USER)
 
 
-def test_a_watched_process_is_ended_when_it_grows():
+@pytest.mark.skipif(
+    sys.platform not in {"linux", "darwin"}, reason="nobody knows how to watch here"
+)
+def test_a_watched_process_is_ended_when_it_grows_though_its_parent_is_larger():
+    held = bytes(300 << 20)
+    assert held.count(0) == len(held)  # touched, so that it is resident
     limits = Limits(deadline_s=20, memory_bytes=200 << 20, watch=True)
     grow = "{% set ns = namespace(l=[]) %}{% for i in range(3000) %}{% set ns.l = ns.l + ['x' * (10**6 + i)] %}{% endfor %}"
     process = TemplateProcess("{% if bad %}" + grow + "{% endif %}fine", limits)
