@@ -50,7 +50,7 @@ class Settings(BaseModel):
     @classmethod
     def _not_a_truth_value(cls, value: object) -> object:
         if isinstance(value, bool):
-            raise ValueError("must be a whole number")  # noqa: TRY004 - what pydantic expects
+            raise ValueError("must be a whole number")
         return value
 
     @field_validator("pool", mode="before")
