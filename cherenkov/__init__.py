@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from cherenkov.version import __version__
+
 if TYPE_CHECKING:
     from cherenkov.errors import CherenkovError
     from cherenkov.experts.store import ExpertStore
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from cherenkov.sampling import Sampling
 
 __all__ = ["CherenkovError", "ExpertStore", "Model", "Sampling", "__version__", "prepare", "verify"]
-
-__version__ = "0.1.0"
 
 _HOME = {
     "CherenkovError": "cherenkov.errors",

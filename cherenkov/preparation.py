@@ -17,7 +17,7 @@ from cherenkov.events import Listener, Note, ignore
 from cherenkov.packing.pack import pack
 from cherenkov.packing.store import MANIFEST
 
-__all__ = ["DEMO", "is_checkpoint", "is_store", "locate", "open_source", "prepare"]
+__all__ = ["DEMO", "demo_folder", "is_checkpoint", "is_store", "locate", "open_source", "prepare"]
 
 DEMO = "demo"
 """Selector of the model that ships with the package."""
@@ -35,8 +35,7 @@ def locate(selector: str | os.PathLike[str], on_event: Listener = ignore) -> Pat
         ModelError, DiskError: from preparing.
     """
     if os.fspath(selector) == DEMO:
-        with importlib.resources.as_file(importlib.resources.files("cherenkov") / DEMO) as folder:
-            return _prepared(folder, DEMO, on_event)
+        return _prepared(demo_folder(), DEMO, on_event)
     folder = Path(selector).expanduser()
     if is_store(folder):
         return folder
@@ -44,6 +43,11 @@ def locate(selector: str | os.PathLike[str], on_event: Listener = ignore) -> Pat
         resolved = folder.resolve()
         return _prepared(resolved, resolved.name, on_event)
     raise _not_found(selector, folder)
+
+
+def demo_folder() -> Path:
+    """The checkpoint that ships with the package. Packages are installed as folders, so it is one."""
+    return Path(str(importlib.resources.files("cherenkov") / DEMO))
 
 
 def is_store(folder: Path) -> bool:
@@ -98,25 +102,12 @@ def prepare(
         ModelNotFound, UnsupportedModel, CorruptModel: the source cannot be used; says why.
         DiskError: no space, or the system refused to read or write.
     """
-    if os.fspath(source) == DEMO:
-        with importlib.resources.as_file(importlib.resources.files("cherenkov") / DEMO) as folder:
-            return pack(
-                open_source(folder, on_event),
-                Path(output),
-                bits=bits,
-                threads=threads,
-                on_event=on_event,
-            )
-    folder = Path(source).expanduser()
+    folder = demo_folder() if os.fspath(source) == DEMO else Path(source).expanduser()
     if not is_checkpoint(folder):
         raise _not_found(source, folder)
-    return pack(
-        open_source(folder, on_event),
-        Path(output).expanduser(),
-        bits=bits,
-        threads=threads,
-        on_event=on_event,
-    )
+    checkpoint = open_source(folder, on_event)
+    target = Path(output).expanduser()
+    return pack(checkpoint, target, bits=bits, threads=threads, on_event=on_event)
 
 
 def _prepared(folder: Path, name: str, on_event: Listener) -> Path:

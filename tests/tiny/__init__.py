@@ -9,13 +9,14 @@ Every configuration varies keys that real checkpoints may vary, and every folder
 from tests.tiny.configs import EOS, IM_END, IM_START, TINY, Tiny, prompts
 from tests.tiny.files import write_hf, write_safetensors
 from tests.tiny.shapes import shapes
-from tests.tiny.weights import fingerprint, weights
+from tests.tiny.weights import Tensors, fingerprint, weights
 
 __all__ = [
     "EOS",
     "IM_END",
     "IM_START",
     "TINY",
+    "Tensors",
     "Tiny",
     "fingerprint",
     "prompts",

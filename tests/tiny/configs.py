@@ -230,7 +230,7 @@ _ALL = [
         {
             "tie_word_embeddings": True,
             "hc_count": 3,
-            "rms_norm_eps": 1e-5,
+            "rms_norm_eps": 0.01,
             "indexer_n_heads": 6,
             "head_dim": 16,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1000000},
@@ -259,7 +259,7 @@ _ALL = [
     ),
     Tiny(
         "many-experts",
-        120,
+        420,
         {
             "num_experts": 16,
             "num_experts_per_tok": 5,
