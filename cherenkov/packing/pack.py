@@ -52,7 +52,7 @@ def pack(  # noqa: PLR0913 - options, each by its name
     checkpoint: Checkpoint,
     output: str | os.PathLike[str],
     *,
-    bits: int = 4,
+    bits: int | None = None,
     group: int | None = None,
     threads: int = 0,
     on_event: Listener = ignore,
@@ -66,7 +66,8 @@ def pack(  # noqa: PLR0913 - options, each by its name
     Args:
         checkpoint: opened and checked.
         output: folder of the store; absent, empty, or already the store of this very checkpoint.
-        bits: of matrices: 4, 8, or 16 to keep BF16. What comes quantised is copied as it is.
+        bits: of matrices: 4, 8, or 16 to keep BF16; None takes 4, or what the checkpoint comes quantised to, for what
+            comes quantised is copied as it is.
         group: weights per scale, 64 or 32; None takes 64 where it divides, else 32.
         threads: that convert; 0 takes one for each core.
         on_event: hears progress and notes, on the calling thread.
