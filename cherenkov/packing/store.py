@@ -67,7 +67,7 @@ class PackedStore:
         integrity = None
         if (folder / checksums.NAME).exists():
             integrity = Integrity.from_bytes(
-                folder / checksums.NAME, read_bytes(folder / checksums.NAME, 1024 * MIB)
+                folder / checksums.NAME, read_bytes(folder / checksums.NAME)
             )
             _check_small_file(folder / MANIFEST, text, integrity)
             _check_counts(folder / checksums.NAME, manifest, integrity)
