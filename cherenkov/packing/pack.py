@@ -96,22 +96,9 @@ def pack(  # noqa: PLR0913 - options, each by its name
         "allow_nonfinite": allow_nonfinite,
     }
     space = Workspace(Path(os.path.abspath(output)), key)  # noqa: PTH100 - links stay links
+    job = _Job(checkpoint, plan, space, on_event, at_risk_bytes)
     with parents(space.target), FolderLock(space.lock, space.target, wait=wait_for_other):
-        if space.finished():
-            on_event(Note(f"{space.target} is already prepared"))
-            return space.target
-        job = _Job(checkpoint, plan, space, on_event, at_risk_bytes)
-        job.check_space()
-        try:
-            if not space.complete():
-                job.execute(threads or cores(), quantise, allow_nonfinite=allow_nonfinite)
-            space.publish()
-        except Cancelled:
-            raise
-        except Exception:
-            with contextlib.suppress(OSError):  # the first failure is the one to report
-                space.discard()
-            raise
+        job.run(threads or cores(), quantise)
     return space.target
 
 
@@ -133,7 +120,24 @@ class _Job:
         self.at_risk_bytes = at_risk_bytes
         self.small = companions(checkpoint)
 
-    def check_space(self) -> None:
+    def run(self, threads: int, quantise: Quantiser) -> None:
+        """Do what is left to do, or leave nothing behind. The caller holds the lock."""
+        if self.space.finished():
+            self.on_event(Note(f"{self.space.target} is already prepared"))
+            return
+        self._check_space()
+        try:
+            if not self.space.complete():
+                self._seal(self._convert(min(threads, _MOST_THREADS), quantise))
+            self.space.publish()
+        except Cancelled:
+            raise
+        except Exception:
+            with contextlib.suppress(OSError):  # the first failure is the one to report
+                self.space.discard()
+            raise
+
+    def _check_space(self) -> None:
         """Refuse what the disk could not hold. What a killed call left is kept: more space may come."""
         needed = self.plan.total_bytes + sum(map(len, self.small.values()))
         require_space(
@@ -142,14 +146,7 @@ class _Job:
             min(_RESERVE_BYTES, needed // 10),
         )
 
-    def execute(self, threads: int, quantise: Quantiser, *, allow_nonfinite: bool) -> None:
-        """Do what is left to do."""
-        sums = self._convert(min(threads, _MOST_THREADS), quantise, allow_nonfinite)
-        self._seal(sums)
-
-    def _convert(
-        self, threads: int, quantise: Quantiser, allow_nonfinite: bool
-    ) -> dict[int, list[int]]:
+    def _convert(self, threads: int, quantise: Quantiser) -> dict[int, list[int]]:
         """Run every part that is not finished yet. Returns the checksums of all."""
         done = self.space.resume()
         parts = self.plan.parts
@@ -168,7 +165,7 @@ class _Job:
                 self.plan,
                 files,
                 quantise=quantise,
-                allow_nonfinite=allow_nonfinite,
+                allow_nonfinite=self.space.key["allow_nonfinite"],
             )
             meter = _Meter(sum(parts[index].out_bytes for index in todo), self.on_event)
             at_risk = 0

@@ -1,7 +1,8 @@
 """Run `pack` once for every system call it makes, and let that call kill the process, or fail.
 
 A child is forked for every point; it has `strace` attach to it and inject the fault. Prints a summary as JSON.
-Usage: fault_points.py SOURCE FOLDER FAULT SYSCALLS, where FAULT is `signal=SIGKILL` or `error=EIO`.
+Usage: fault_points.py SOURCE FOLDER FAULT SYSCALLS STEP, where FAULT is `signal=SIGKILL` or `error=EIO`, and every STEP-th
+call is tried.
 """
 
 from __future__ import annotations
@@ -67,11 +68,11 @@ def one(source: Path, target: Path, fault: str, calls: str, when: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(source: Path, folder: Path, fault: str, calls: str) -> dict[str, Any]:
+def main(source: Path, folder: Path, fault: str, calls: str, step: int) -> dict[str, Any]:
     attempt(source, folder / "expected")
     expected = tree(folder / "expected")
     seen: dict[str, Any] = {"points": 0, "absent": 0, "complete": 0, "problems": []}
-    for when in range(1, 500):
+    for when in range(1, 500, step):
         home = folder / f"{calls.partition(',')[0]}-{when}"
         home.mkdir()
         target = home / "store"
@@ -100,4 +101,5 @@ def main(source: Path, folder: Path, fault: str, calls: str) -> dict[str, Any]:
 if __name__ == "__main__":
     # small parts, so that there are several of each kind
     plan._RECORDS, plan._BLOCK_BYTES, plan._BLOCKS = 1, 2048, 1
-    print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4])))
+    places, options = [Path(a) for a in sys.argv[1:3]], sys.argv[3:5]
+    print(json.dumps(main(*places, *options, int(sys.argv[5]))))
