@@ -1,8 +1,7 @@
 """Record golden vectors from transformers. Needs torch; nothing else in this repository does.
 
     python -m venv oracle
-    oracle/bin/pip install torch==2.13.0 transformers==5.24.0 tokenizers jinja2 \\
-        --extra-index-url https://download.pytorch.org/whl/cpu
+    oracle/bin/pip install torch==2.13.0 transformers==5.24.0 tokenizers jinja2   # a CPU build of torch is enough
     oracle/bin/python -m tests.golden.record                  # everything, from the repository root
     oracle/bin/python -m tests.golden.record plain glow-4bit  # or some of it
 
