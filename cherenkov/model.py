@@ -218,7 +218,7 @@ class Model:
             sampling: how to choose them; greedy by default.
             system: system message.
             thinking: let the model think first, if its template knows how.
-            raw: do not apply the chat template.
+            raw: do not apply the chat template; spellings of control tokens are control tokens.
             ignore_eos: go on to `max_tokens`, whatever the model says.
 
         Raises:
@@ -265,7 +265,10 @@ class Model:
     def encode_prompt(
         self, prompt: str, *, system: str | None = None, thinking: bool = False, raw: bool = False
     ) -> list[int]:
-        """Token ids of a prompt, chat template applied unless `raw`. Text never becomes a control token.
+        """Token ids of a prompt.
+
+        With the chat template, only the template writes control tokens; what the prompt spells stays text. With
+        `raw` the prompt is the caller's own, and spellings of control tokens are control tokens.
 
         Raises:
             RequestError: if the prompt is empty or no valid text.
@@ -274,7 +277,7 @@ class Model:
         if not prompt:
             raise RequestError("the prompt is empty", param="prompt")
         if raw:
-            return self._tokenizer.encode(prompt)
+            return self._tokenizer.encode(prompt, special=True)
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
         rendered = self._chat_template().render(messages, thinking=thinking)

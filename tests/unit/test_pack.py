@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+
 from cherenkov.architectures import family_of
 from cherenkov.checkpoint.affine import (
     bf16_to_float32,
@@ -21,7 +22,6 @@ from cherenkov.experts.rows import RowTable
 from cherenkov.packing.pack import pack
 from cherenkov.packing.store import PackedStore
 from cherenkov.packing.verify import verify
-
 from tests.checkpoints import opened, small, to_mlx, tree, write_mlx, write_raw
 from tests.tiny import TINY, weights
 
@@ -96,7 +96,7 @@ def test_manifest_has_the_published_keys(store: PackedStore) -> None:
     }
     ngram = text["ngram"]
     assert (ngram["dim"], ngram["group"], ngram["row_bytes"]) == (16, 16, 12)
-    hashes = f"layers.1.ple.ple_embedding."
+    hashes = "layers.1.ple.ple_embedding."
     assert ngram["head_offsets"] == hf(hashes + "ngram_heads_offsets").tolist()
     assert ngram["head_vocab_sizes"] == hf(hashes + "ngram_heads_vocab_sizes").tolist()
     assert ngram["layer_multipliers"] == hf(hashes + "layer_multipliers").tolist()
@@ -202,18 +202,26 @@ def test_bits_16_keeps_every_value(name: str, tmp_path: Path) -> None:
     assert verify(store.path).ok
     dense = store.dense()
     embedding = tensors["model.language_model.embed_tokens.weight"]
-    assert np.array_equal(dequantise(dense.matrix(f"{TRUNK}embed_tokens", embedding.shape)), embedding)
+    assert np.array_equal(
+        dequantise(dense.matrix(f"{TRUNK}embed_tokens", embedding.shape)), embedding
+    )
     norm = tensors["model.language_model.hyper_connection_mixer.hc_norm.weight"]
     entry = f"{TRUNK}hyper_connection_mixer.hc_norm.weight"
     assert dense.entry(entry).dtype == "F32"
     assert np.array_equal(dense.vector(entry, norm.shape), norm + np.float32(1))
     both = tensors["model.language_model.layers.0.mlp.experts.gate_up_proj"][1]
     layout = store.expert_layout
-    record = np.fromfile(store.experts_path, np.uint8, layout.stride_bytes, offset=layout.stride_bytes)
+    record = np.fromfile(
+        store.experts_path, np.uint8, layout.stride_bytes, offset=layout.stride_bytes
+    )
     gate = record[: layout.codes_bytes * 2].view(np.uint16).reshape(both.shape)
     assert np.array_equal(bf16_to_float32(gate), both)
     for index, layer in enumerate(sorted(tiny.text["ple_layer_ids"])):
-        shards = [n for n in tensors if f"layers.{layer - 1}.ple.ple_embedding.ngram_embedding.shard_" in n]
+        shards = [
+            n
+            for n in tensors
+            if f"layers.{layer - 1}.ple.ple_embedding.ngram_embedding.shard_" in n
+        ]
         table = np.concatenate([tensors[n] for n in sorted(shards)])
         rows = RowTable(store.ngram_paths[index], store.ngram_layouts[index])
         assert np.array_equal(rows.gather(np.arange(len(table))[:, None]), table)
@@ -395,7 +403,11 @@ def bf16(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     [
         ("model.language_model.embed_tokens.weight", 17, "row 17"),
         ("model.language_model.layers.2.mlp.experts.gate_up_proj", 3, "expert 3, row"),
-        ("model.language_model.layers.1.ple.ple_embedding.ngram_embedding.shard_1.weight", 2, "row 2"),
+        (
+            "model.language_model.layers.1.ple.ple_embedding.ngram_embedding.shard_1.weight",
+            2,
+            "row 2",
+        ),
         ("model.language_model.layers.0.linear_attn.dt_bias", 2, "element 2"),
         ("model.language_model.layers.0.mlp.gate.weight", 2, "row 2"),
         ("mtp.hyper_connection_mixer.hc_norm.weight", 9, "element 9"),
