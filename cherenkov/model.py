@@ -107,7 +107,7 @@ class Model:
         backend: Backend[Any, Any],
         *,
         plan: Plan,
-        check_records: bool = True,
+        check_records: str = "first",
     ) -> None:
         self.path = store.path
         self.plan = plan
@@ -445,14 +445,18 @@ class Model:
 
 
 def _open_experts(
-    store: PackedStore, backend: Backend[Any, Any], slots: int, *, check: bool
+    store: PackedStore, backend: Backend[Any, Any], slots: int, *, check: str
 ) -> ExpertStore:
     section = store.manifest.experts
     sums = None
-    if check and store.integrity is not None:
+    if check != "never" and store.integrity is not None:
         sums = np.array(store.integrity.records, dtype=np.uint64)
     reader = RecordReader(
-        store.experts_path, store.expert_layout.stride_bytes, section.experts, sums
+        store.experts_path,
+        store.expert_layout.stride_bytes,
+        section.experts,
+        sums,
+        every_time=check == "always",
     )
     pool = backend.pool(store.expert_layout, slots)
     return ExpertStore(pool, reader, section.layers, section.experts)
