@@ -127,7 +127,7 @@ class Model:
         self._engine = _engine(store, backend, self.experts, plan)
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913 - settings, each by its name
         cls,
         selector: str | os.PathLike[str] = "demo",
         *,
@@ -137,6 +137,7 @@ class Model:
         threads: int | None = None,
         precision: str | None = None,
         isa: str | None = None,
+        check_records: str | None = None,
         on_event: Listener = ignore,
     ) -> Self:
         """Open a model, preparing it first if need be.
@@ -150,6 +151,7 @@ class Model:
             threads: compute threads, 0 for one a core.
             precision: of activations inside matrix products: `float32`, `bf16`, `int16`, `int8`.
             isa: instruction set of the native backend.
+            check_records: compare the checksum of a record that is read: `first` time, `always`, `never`.
             on_event: told of progress and choices. What is left out comes from the settings.
 
         Raises:
@@ -166,6 +168,7 @@ class Model:
             "threads": threads,
             "precision": precision,
             "isa": isa,
+            "check_records": check_records,
         }
         settings = load_settings(**{k: v for k, v in asked.items() if v is not None})
         store = PackedStore.open(locate(selector, on_event))
