@@ -16,7 +16,7 @@ from cherenkov.checkpoint.affine import (
     quantise,
 )
 from cherenkov.checkpoint.source import open_checkpoint
-from cherenkov.errors import Cancelled, ConfigError, CorruptModel, UnsupportedModel
+from cherenkov.errors import Cancelled, ConfigError, CorruptModel, DiskError, UnsupportedModel
 from cherenkov.events import Note, Progress
 from cherenkov.experts.rows import RowTable
 from cherenkov.packing.pack import pack
@@ -271,6 +271,46 @@ def test_both_dialects_give_the_same_experts(source: Path, tmp_path: Path) -> No
     assert a["dense.bin"] == b["dense.bin"]
     # the table stays BF16 in MLX files: its rows of 16 are too short for MLX to quantise
     assert PackedStore.open(tmp_path / "b").ngram_layouts[0].bits == 16
+
+
+def test_experts_of_8_bits_are_copied_too(tmp_path: Path) -> None:
+    converted = to_mlx(TENSORS)
+    for name in [n for n in converted if n.endswith("_proj.weight") and ".switch_mlp." in n]:
+        module = name.removesuffix(".weight")
+        fused = module.replace(TRUNK, "model.language_model.").rpartition(".switch_mlp.")
+        if fused[2] == "down_proj":
+            values = TENSORS[f"{fused[0]}.experts.down_proj"]
+        else:
+            half = np.split(TENSORS[f"{fused[0]}.experts.gate_up_proj"], 2, axis=1)
+            values = half[fused[2] == "up_proj"]
+        parts = quantise(float32_to_bf16(values), 8, 64)
+        for end, part in zip((".weight", ".scales", ".biases"), parts, strict=True):
+            converted[module + end] = part
+    (tmp_path / "source").mkdir()
+    write_raw(tmp_path / "source" / "model.safetensors", converted)
+    checkpoint = opened(tmp_path / "source", PLAIN.config)
+    with pytest.raises(ConfigError, match="already quantised to 8 bits"):
+        pack(checkpoint, tmp_path / "store", bits=4)
+    store = PackedStore.open(pack(checkpoint, tmp_path / "store"))
+    assert store.expert_layout.bits == 8
+    assert store.dense().matrix(f"{TRUNK}embed_tokens", (300, 64)).bits == 4
+    codes = converted[f"{TRUNK}layers.2.mlp.switch_mlp.up_proj.weight"][1]
+    layout = store.expert_layout
+    start = store.record_index(2, 1) * layout.stride_bytes + layout.offsets()["up_w"]
+    assert store.experts_path.read_bytes()[start : start + codes.nbytes] == codes.tobytes()
+
+
+def test_links_in_the_way_are_not_written_through(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "dense.bin").write_text("precious")
+    (tmp_path / ".store.partial").symlink_to(tmp_path / "theirs")
+    assert verify(pack(opened(source), tmp_path / "store")).ok
+    assert tree(tmp_path / "theirs") == {"dense.bin": b"precious"}
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / ".other.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(DiskError):
+        pack(opened(source), tmp_path / "other")
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_folded_pre_norms_are_stored_raw(tmp_path: Path) -> None:
