@@ -31,11 +31,8 @@ struct Isa {
     static ALWAYS_INLINE Float min(Float a, Float b) { return _mm512_min_ps(a, b); }
     static ALWAYS_INLINE Float fmadd(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
     static ALWAYS_INLINE Float round(Float x) { return _mm512_roundscale_ps(x, 0); }
-    static ALWAYS_INLINE Float times_power_of_two(Float x, Float n) {
-        const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
-        return _mm512_mul_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23)));
-    }
-    static ALWAYS_INLINE float first(Float x) { return _mm512_cvtss_f32(x); }
+    static ALWAYS_INLINE Float times_power_of_two(Float x, Float n) { return _mm512_scalef_ps(x, n); }
+    static ALWAYS_INLINE float first(Float x) { return _mm_cvtss_f32(_mm512_castps512_ps128(x)); }
     static ALWAYS_INLINE __m128 quarter(Float x) {
         const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
         return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -114,7 +111,8 @@ struct Isa {
             even = _mm512_and_si512(doubled, low);
             odd = _mm512_and_si512(_mm512_srli_epi16(doubled, 2), low);
         } else {  // 16 codes to each 64-bit lane, then eight of them by their bit offsets
-            const Int v = _mm512_permutexvar_epi8(table(three_qwords), load_codes<Bits, Tail>(at, left));
+            const Int packed = load_codes<Bits, Tail>(at, left);
+            const Int v = _mm512_permutexvar_epi8(table(three_qwords), packed);
             even = _mm512_and_si512(_mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x2a241e18120c0600), v), low);
             odd = _mm512_and_si512(_mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x2d27211b150f0903), v), low);
         }
