@@ -107,7 +107,7 @@ class Model:
         backend: Backend[Any, Any],
         *,
         plan: Plan,
-        check_records: bool = True,
+        check_records: str = "first",
     ) -> None:
         self.path = store.path
         self.plan = plan
@@ -218,7 +218,7 @@ class Model:
             sampling: how to choose them; greedy by default.
             system: system message.
             thinking: let the model think first, if its template knows how.
-            raw: do not apply the chat template.
+            raw: do not apply the chat template; spellings of control tokens are control tokens.
             ignore_eos: go on to `max_tokens`, whatever the model says.
 
         Raises:
@@ -265,7 +265,10 @@ class Model:
     def encode_prompt(
         self, prompt: str, *, system: str | None = None, thinking: bool = False, raw: bool = False
     ) -> list[int]:
-        """Token ids of a prompt, chat template applied unless `raw`. Text never becomes a control token.
+        """Token ids of a prompt.
+
+        With the chat template, only the template writes control tokens; what the prompt spells stays text. With
+        `raw` the prompt is the caller's own, and spellings of control tokens are control tokens.
 
         Raises:
             RequestError: if the prompt is empty or no valid text.
@@ -274,7 +277,7 @@ class Model:
         if not prompt:
             raise RequestError("the prompt is empty", param="prompt")
         if raw:
-            return self._tokenizer.encode(prompt)
+            return self._tokenizer.encode(prompt, special=True)
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
         rendered = self._chat_template().render(messages, thinking=thinking)
@@ -442,14 +445,18 @@ class Model:
 
 
 def _open_experts(
-    store: PackedStore, backend: Backend[Any, Any], slots: int, *, check: bool
+    store: PackedStore, backend: Backend[Any, Any], slots: int, *, check: str
 ) -> ExpertStore:
     section = store.manifest.experts
     sums = None
-    if check and store.integrity is not None:
+    if check != "never" and store.integrity is not None:
         sums = np.array(store.integrity.records, dtype=np.uint64)
     reader = RecordReader(
-        store.experts_path, store.expert_layout.stride_bytes, section.experts, sums
+        store.experts_path,
+        store.expert_layout.stride_bytes,
+        section.experts,
+        sums,
+        every_time=check == "always",
     )
     pool = backend.pool(store.expert_layout, slots)
     return ExpertStore(pool, reader, section.layers, section.experts)
