@@ -14,7 +14,7 @@ def test_there_are_as_many_as_it_says():
     assert len(EXAMPLES) == len(SAID)
 
 
-@pytest.mark.parametrize(("example", "said"), zip(EXAMPLES, SAID, strict=False))
+@pytest.mark.parametrize(("example", "said"), [*zip(EXAMPLES, SAID, strict=False)])
 def test_example(example, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(example, "README.md", "exec"), {})
