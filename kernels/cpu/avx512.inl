@@ -69,6 +69,26 @@ struct Isa {
         return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
     }
 
+    // activations: whole numbers to words, and a block of 128 words w to four vectors [w[4i + j] for i] by j
+    static ALWAYS_INLINE void store_words(int16_t* at, Float whole) {
+        const __m512i x = _mm512_cvtps_epi32(whole);
+        const __m256i words = _mm256_packs_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm256_permute4x64_epi64(words, 0xd8));
+    }
+    static ALWAYS_INLINE void scatter_words(const void* words, void* out) {
+        const auto* from = static_cast<const char*>(words);
+        auto* to = static_cast<char*>(out);
+        const __m512i in[4] = {_mm512_loadu_si512(from), _mm512_loadu_si512(from + 64), _mm512_loadu_si512(from + 128),
+                               _mm512_loadu_si512(from + 192)};
+        for (int pair = 0; pair < 2; pair++) {  // j = 2 * pair in the lower half, 2 * pair + 1 in the upper
+            const __m512i index = _mm512_load_si512(every_fourth[pair]);
+            const __m512i low = _mm512_permutex2var_epi16(in[0], index, in[1]);
+            const __m512i high = _mm512_permutex2var_epi16(in[2], index, in[3]);
+            _mm512_storeu_si512(to + 128 * pair, _mm512_shuffle_i64x2(low, high, 0x44));
+            _mm512_storeu_si512(to + 128 * pair + 64, _mm512_shuffle_i64x2(low, high, 0xee));
+        }
+    }
+
     // codes of a block: 128 of them, or the first `left` if Tail
     static ALWAYS_INLINE Int load_int(const void* at) { return _mm512_loadu_si512(at); }
     static ALWAYS_INLINE Float to_float(Int x) { return _mm512_cvtepi32_ps(x); }
@@ -162,6 +182,9 @@ struct Isa {
 private:
     static ALWAYS_INLINE Int table(const uint8_t (&bytes)[64]) { return _mm512_load_si512(bytes); }
 
+    alignas(64) static constexpr uint16_t every_fourth[2][32] = {
+        {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61},
+        {2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62, 3, 7, 11, 15, 19, 23, 27, 31, 35, 39, 43, 47, 51, 55, 59, 63}};
     alignas(64) static constexpr uint8_t three_words[64] = {
         0,  1,  1,  2,  3,  4,  4,  5,  6,  7,  7,  8,  9,  10, 10, 11, 12, 13, 13, 14, 15, 16, 16, 17, 18, 19, 19, 20, 21, 22, 22, 23,
         24, 25, 25, 26, 27, 28, 28, 29, 30, 31, 31, 32, 33, 34, 34, 35, 36, 37, 37, 38, 39, 40, 40, 41, 42, 43, 43, 44, 45, 46, 46, 47};

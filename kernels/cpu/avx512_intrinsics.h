@@ -41,6 +41,11 @@ inline __m512 emulated_cvtepi32_ps(__m512i x) {
     memcpy(half, &x, sizeof x);
     return emulated_join<__m512>(_mm256_cvtepi32_ps(half[0]), _mm256_cvtepi32_ps(half[1]));
 }
+inline __m512i emulated_cvtps_epi32(__m512 x) {
+    __m256 half[2];
+    memcpy(half, &x, sizeof x);
+    return emulated_join<__m512i>(_mm256_cvtps_epi32(half[0]), _mm256_cvtps_epi32(half[1]));
+}
 inline __m512i emulated_cvtepu16_epi32(__m256i x) {
     return emulated_join<__m512i>(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(x)),
                                   _mm256_cvtepu16_epi32(_mm256_extracti128_si256(x, 1)));
@@ -64,6 +69,8 @@ inline __m256 emulated_extractf32x8_ps(__m512 x, int which) {
 #define _mm512_extractf32x8_ps(x, which) emulated_extractf32x8_ps(x, which)
 #undef _mm512_cvtepi32_ps
 #define _mm512_cvtepi32_ps(x) emulated_cvtepi32_ps(x)
+#undef _mm512_cvtps_epi32
+#define _mm512_cvtps_epi32(x) emulated_cvtps_epi32(x)
 #undef _mm512_cvtepu16_epi32
 #define _mm512_cvtepu16_epi32(x) emulated_cvtepu16_epi32(x)
 #undef _mm512_cvtepu8_epi16
