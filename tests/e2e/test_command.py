@@ -25,6 +25,11 @@ def store(glow_store):
     return str(glow_store)
 
 
+def _hear_interrupts():
+    """Who starts tests in the background may have told them to ignore interrupts, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def process(*arguments, **options):
     return subprocess.Popen(
         [*COMMAND, *arguments],
@@ -32,6 +37,7 @@ def process(*arguments, **options):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_hear_interrupts,  # noqa: PLW1509 - no other thread runs, and it only sets a handler
         **options,
     )
 
