@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cherenkov.ranges import check_whole
-from cherenkov.selection import largest_ids, largest_logit, mass_bounds
+from cherenkov.selection import Row, largest_ids, largest_logit
 
 if TYPE_CHECKING:
     from cherenkov.selection import Logits
@@ -50,7 +50,7 @@ def logprobs(
         BackendError: if a logit is NaN or +inf, or all are -inf.
     """
     largest = largest_logit(logits, backend)
-    low, high = mass_bounds(logits, largest, 1.0)
+    low, high = Row(logits, largest, 1.0).mass_bounds()
     total = largest + math.log((low + high) / 2)
     ids = largest_ids(logits, min(top, logits.size)).tolist() if top else []
     listed = tuple((i, float(logits[i]) - total) for i in ids)

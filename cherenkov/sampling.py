@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cherenkov.errors import RequestError
+from cherenkov.nucleus import Nucleus, nucleus_size
 from cherenkov.occurrences import Occurrences
 from cherenkov.ranges import check_real, check_whole, checked_biases, is_real, refused
 from cherenkov.selection import (
     DRAW_AT_LEAST,
     Ids,
     Logits,
+    Row,
     Weights,
-    draw,
+    draws,
     largest_ids,
     largest_logit,
-    mass,
-    mass_bounds,
-    weigh,
+    place_of,
 )
 
 if TYPE_CHECKING:
@@ -49,9 +49,6 @@ __all__ = [
 ]
 
 MAX_BIASES = 1024
-_NUCLEUS_START = 64
-"""Tokens looked at first for top-p. Most nuclei are smaller; each further round looks at more."""
-_NUCLEUS_GROWTH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +147,14 @@ def choose(
     logits = penalised(logits, sampling, seen)
     if sampling.is_greedy:
         return greedy(logits, backend=backend)
-    whole = sampling.min_p == 0 and sampling.top_p == 1 and not 0 < sampling.top_k < logits.size
-    if whole and logits.size >= DRAW_AT_LEAST:
-        largest = largest_logit(logits, backend)
-        return draw(logits, largest, sampling.temperature, random.random())
-    kept = candidates(logits, sampling, backend=backend)
-    reached = np.cumsum(kept.probabilities)
-    drawn = int(np.searchsorted(reached, random.random() * reached[-1], side="right"))
-    # Rounding can put the draw at the very end: take the last token that has any probability.
-    last = int(np.searchsorted(reached, reached[-1], side="left"))
-    return int(kept.ids[min(drawn, last)])
+    listed = 0 < sampling.top_k < logits.size or sampling.min_p > 0
+    if listed or logits.size < DRAW_AT_LEAST:
+        kept = candidates(logits, sampling, backend=backend)
+        return int(kept.ids[place_of(random.random(), kept.probabilities)])
+    row = Row(logits, largest_logit(logits, backend), sampling.temperature)
+    if sampling.top_p < 1:
+        return Nucleus.of(row, sampling.top_p).draw(random.random())
+    return next(draws(row, random.random()))
 
 
 def greedy(logits: Logits, *, backend: str = "unknown") -> int:
@@ -210,54 +205,33 @@ def candidates(logits: Logits, sampling: Sampling, *, backend: str = "unknown") 
     Raises:
         BackendError: as `choose`.
     """
-    largest, temperature = largest_logit(logits, backend), sampling.temperature
+    row = Row(logits, largest_logit(logits, backend), sampling.temperature)
+    top_p, min_p = sampling.top_p, sampling.min_p
     if 0 < sampling.top_k < logits.size:
         ids = largest_ids(logits, sampling.top_k)
-        weights = weigh(logits[ids], largest, temperature)
-        if sampling.top_p < 1:
-            count = _nucleus(weights, sampling.top_p * weights.sum())
-            ids, weights = ids[:count], weights[:count]
-    elif sampling.top_p < 1:
-        ids, weights = _nucleus_of_all(logits, largest, sampling)
-    elif sampling.min_p > 0:
-        ids = _likely_ids(logits, largest, sampling)
-        weights = weigh(logits[ids], largest, temperature)
+        weights = row.weights(ids)
+        count = nucleus_size(weights, top_p * weights.sum()) if top_p < 1 else ids.size
+        ids, weights = ids[:count], weights[:count]
+    elif min_p > 0:
+        ids, weights = _likely(row, min_p)
+        if top_p < 1:
+            order = np.argsort(-weights, kind="stable")
+            order = order[: Nucleus.of(row, top_p).size_among(weights[order])]
+            ids, weights = ids[order], weights[order]
+    elif top_p < 1:
+        ids, weights = Nucleus.of(row, top_p).members()
     else:
-        ids, weights = np.arange(logits.size), weigh(logits, largest, temperature)
-    if sampling.min_p > 0:
-        kept = weights >= sampling.min_p  # the most likely token weighs 1
+        ids, weights = np.arange(logits.size), row.weights(slice(None))
+    if min_p > 0:
+        kept = weights >= min_p  # the most likely token weighs 1
         ids, weights = ids[kept], weights[kept]
     return Candidates(ids, weights / weights.sum())
 
 
-def _nucleus_of_all(logits: Logits, largest: float, sampling: Sampling) -> tuple[Ids, Weights]:
-    """Top-p over the whole vocabulary. The exact sum of weights is taken only if its bounds leave a doubt."""
-    temperature = sampling.temperature
-    low, high = mass_bounds(logits, largest, temperature)
-    count = min(_NUCLEUS_START, logits.size)
-    while True:
-        ids = largest_ids(logits, count)
-        weights = weigh(logits[ids], largest, temperature)
-        if count == logits.size:
-            low = high = float(weights.sum())
-        if count == logits.size or weights.sum() >= sampling.top_p * high:
-            break
-        count = min(count * _NUCLEUS_GROWTH, logits.size)
-    fewest, most = (_nucleus(weights, sampling.top_p * total) for total in (low, high))
-    if fewest != most:
-        fewest = _nucleus(weights, sampling.top_p * mass(logits, largest, temperature))
-    return ids[:fewest], weights[:fewest]
-
-
-def _nucleus(weights: Weights, target: float) -> int:
-    """How many of the sorted weights it takes to reach `target`."""
-    reached = int(np.searchsorted(np.cumsum(weights), target, side="left"))
-    return min(reached + 1, weights.size)
-
-
-def _likely_ids(logits: Logits, largest: float, sampling: Sampling) -> Ids:
+def _likely(row: Row, min_p: float) -> tuple[Ids, Weights]:
     """The tokens that min-p keeps, in order, and perhaps a few more at the edge."""
     with np.errstate(over="ignore"):
-        bound = largest + sampling.temperature * (math.log(sampling.min_p) - 1e-9)
-        lowered = np.nextafter(logits.dtype.type(bound), -np.inf)
-    return np.flatnonzero(logits >= lowered)
+        bound = row.largest + row.temperature * (math.log(min_p) - 1e-9)
+        lowered = np.nextafter(row.logits.dtype.type(bound), -np.inf)
+    ids = np.flatnonzero(row.logits >= lowered)
+    return ids, row.weights(ids)

