@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from cherenkov.errors import RequestError, UnsupportedParam
+from cherenkov.text.nesting import is_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,13 +156,8 @@ def _parameters(where: str, schema: object) -> dict[str, Any]:
 
 def _as_json(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """A copy in plain JSON, neither deep nor large."""
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _inside(outer)]
-        if len(level) > MAX_TOOL_BYTES:
-            raise _refused(where, f"more than {MAX_TOOL_BYTES} bytes of JSON")
-    if level:
-        raise _refused(where, f"nested more than {MAX_DEPTH} deep")
+    if not is_within(value, MAX_DEPTH, MAX_TOOL_BYTES):
+        raise _refused(where, f"nested more than {MAX_DEPTH} deep, or too large")
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -170,9 +166,3 @@ def _as_json(where: str, value: Mapping[str, Any]) -> dict[str, Any]:
         raise _refused(where, f"more than {MAX_TOOL_BYTES} bytes of JSON")
     plain: dict[str, Any] = json.loads(text)
     return plain
-
-
-def _inside(value: object) -> list[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else []

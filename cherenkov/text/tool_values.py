@@ -28,14 +28,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cherenkov.text.nesting import is_within
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["Declared", "declared", "value_of"]
 
 MAX_DEPTH = 64
 """Of objects and arrays in one value: more is no argument, and would overflow whoever writes it out again."""
 
+MAX_VALUES = 1 << 20
 _WHOLE = re.compile(r"[+-]?[0-9]{1,4000}")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,400}(\.[0-9]{1,400})?([eE][+-]?[0-9]{1,4})?")
 _EXACT = 2**53
@@ -170,7 +173,7 @@ def _json(text: str) -> Any:
         found = json.loads(text, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError):
         return _NOTHING
-    return found if _is_shallow(found) else _NOTHING
+    return found if is_within(found, MAX_DEPTH, MAX_VALUES) else _NOTHING
 
 
 def _finite(text: str) -> float:
@@ -178,19 +181,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text} is not finite")
     return number
-
-
-def _is_shallow(value: object) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _inside(outer)]
-    return not level
-
-
-def _inside(value: object) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
