@@ -12,24 +12,24 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from cherenkov.version import __version__
+
 if TYPE_CHECKING:
     from cherenkov.errors import CherenkovError
     from cherenkov.experts.store import ExpertStore
     from cherenkov.model import Model
-    from cherenkov.packing.pack import prepare
     from cherenkov.packing.verify import verify
+    from cherenkov.preparation import prepare
     from cherenkov.sampling import Sampling
 
 __all__ = ["CherenkovError", "ExpertStore", "Model", "Sampling", "__version__", "prepare", "verify"]
-
-__version__ = "0.1.0"
 
 _HOME = {
     "CherenkovError": "cherenkov.errors",
     "ExpertStore": "cherenkov.experts.store",
     "Model": "cherenkov.model",
     "Sampling": "cherenkov.sampling",
-    "prepare": "cherenkov.packing.pack",
+    "prepare": "cherenkov.preparation",
     "verify": "cherenkov.packing.verify",
 }
 

@@ -7,15 +7,29 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cherenkov.architectures import family_of
 from cherenkov.errors import CapacityError, ConfigError
+from cherenkov.experts.rows import RESIDENT_BYTES
 from cherenkov.units import GB, MIB, format_bytes
 
 if TYPE_CHECKING:
-    from cherenkov.architectures import Sizes
+    from collections.abc import Mapping
 
-__all__ = ["DEFAULT_CONTEXT", "Demand", "Memory", "Plan", "available_memory", "make_plan"]
+    from cherenkov.architectures import Sizes
+    from cherenkov.packing.manifest import Manifest
+
+__all__ = [
+    "DEFAULT_CONTEXT",
+    "Demand",
+    "Memory",
+    "Plan",
+    "available_memory",
+    "demand_of",
+    "make_plan",
+    "smallest_plan",
+]
 
 DEFAULT_CONTEXT = 8192
 """Tokens of context when nobody asks for another number, within what the model was made for."""
@@ -87,6 +101,24 @@ class Plan:
         )
         terms = " + ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
         return f"{terms} = {format_bytes(self.total_bytes)}"
+
+
+def demand_of(config: Mapping[str, Any], manifest: Manifest, cache_itemsize: int = 4) -> Demand:
+    """What a store with this configuration and manifest asks of memory."""
+    tables = [section.layout.total_bytes for section in manifest.ngrams]
+    return Demand(
+        sizes=family_of(config).sizes(config),
+        dense_bytes=manifest.dense_bytes,
+        ngram_bytes=sum(size for size in tables if size <= RESIDENT_BYTES),
+        stride_bytes=manifest.experts.layout.stride_bytes,
+        records=manifest.experts.records,
+        cache_itemsize=cache_itemsize,
+    )
+
+
+def smallest_plan(demand: Demand) -> Plan:
+    """The least memory that a model can run in: one token of context, and the experts of one token."""
+    return _assemble(demand, Memory(0, 0, "nowhere"), 1, _smallest(demand))
 
 
 def make_plan(

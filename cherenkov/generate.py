@@ -41,7 +41,7 @@ def generate(
     engine: Engine,
     prompt: Sequence[int],
     *,
-    max_tokens: int,
+    max_tokens: int | None,
     sampling: Sampling,
     stop_ids: frozenset[int],
     check: Callable[[], None],
@@ -51,7 +51,7 @@ def generate(
     Args:
         engine: the model.
         prompt: token ids, at least one.
-        max_tokens: most tokens to sample.
+        max_tokens: most tokens to sample; None samples until the context is full.
         sampling: how.
         stop_ids: tokens that end the answer; the last step holds the one that did.
         check: called between steps; raises to stop.
@@ -60,7 +60,7 @@ def generate(
         RequestError: if the prompt is empty, or `max_tokens` is less than 1.
         ContextTooLong: if prompt and output do not fit the context.
     """
-    _admit(engine, prompt, max_tokens)
+    max_tokens = _admit(engine, prompt, max_tokens)
     network, state = engine.network, engine.network.new_state(engine.context_tokens)
     random = sampling.generator()
     logits = prefill(network, state, prompt, engine.chunk_rows, check)
@@ -77,11 +77,15 @@ def generate(
             logits = network.logits(wide, [0])
 
 
-def _admit(engine: Engine, prompt: Sequence[int], max_tokens: int) -> None:
+def _admit(engine: Engine, prompt: Sequence[int], max_tokens: int | None) -> int:
+    """How many tokens may be sampled."""
     if not prompt:
         raise RequestError("the prompt is empty", param="prompt")
+    if max_tokens is None:
+        max_tokens = max(1, engine.context_tokens - len(prompt) + 1)
     if max_tokens < 1:
         raise RequestError(f"max_tokens = {max_tokens}: must be at least 1", param="max_tokens")
     # The last token that is sampled never enters the model.
     if len(prompt) + max_tokens - 1 > engine.context_tokens:
         raise ContextTooLong(len(prompt), max_tokens, engine.context_tokens)
+    return max_tokens

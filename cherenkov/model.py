@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
+from typing_extensions import override
 
 from cherenkov.architectures import family_of
 from cherenkov.backends import create
 from cherenkov.backends.base import Backend, Options
-from cherenkov.budget import Demand, Plan, available_memory, make_plan
+from cherenkov.budget import available_memory, demand_of, make_plan
 from cherenkov.config import load_settings
 from cherenkov.errors import ContextTooLong, RequestError
 from cherenkov.events import Listener, ignore
 from cherenkov.experts.reader import RecordReader
-from cherenkov.experts.rows import RESIDENT_BYTES
 from cherenkov.experts.store import ExpertStore
 from cherenkov.generate import Engine, Step, generate
 from cherenkov.packing.store import PackedStore
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from numpy.typing import NDArray
-from typing_extensions import override
 
+    from cherenkov.budget import Plan
     from cherenkov.experts.stats import ExpertStats
 
 __all__ = ["Difference", "Model", "Run"]
@@ -173,7 +173,7 @@ class Model:
         made = create(settings.backend, options)
         try:
             plan = make_plan(
-                demand_of(store, made.cache_itemsize),
+                demand_of(store.config, store.manifest, made.cache_itemsize),
                 available_memory(),
                 context_tokens=settings.context_tokens,
                 pool=settings.pool,
@@ -203,7 +203,7 @@ class Model:
         self,
         prompt: str,
         *,
-        max_tokens: int = 256,
+        max_tokens: int | None = None,
         sampling: Sampling = GREEDY,
         system: str | None = None,
         thinking: bool = False,
@@ -214,7 +214,7 @@ class Model:
 
         Args:
             prompt: what the user says; with `raw`, text to continue as it is.
-            max_tokens: most tokens to answer with.
+            max_tokens: most tokens to answer with; None goes on until the model stops or the context is full.
             sampling: how to choose them; greedy by default.
             system: system message.
             thinking: let the model think first, if its template knows how.
@@ -242,7 +242,7 @@ class Model:
         self,
         prompt: str,
         *,
-        max_tokens: int = 256,
+        max_tokens: int | None = None,
         sampling: Sampling = GREEDY,
         system: str | None = None,
         thinking: bool = False,
@@ -439,19 +439,6 @@ class Model:
                 piece += decoder.flush()
             if piece:
                 yield piece
-
-
-def demand_of(store: PackedStore, cache_itemsize: int = 4) -> Demand:
-    """What a store asks of memory."""
-    tables = [layout.total_bytes for layout in store.ngram_layouts]
-    return Demand(
-        sizes=family_of(store.config).sizes(store.config),
-        dense_bytes=store.manifest.dense_bytes,
-        ngram_bytes=sum(size for size in tables if size <= RESIDENT_BYTES),
-        stride_bytes=store.expert_layout.stride_bytes,
-        records=store.records,
-        cache_itemsize=cache_itemsize,
-    )
 
 
 def _open_experts(

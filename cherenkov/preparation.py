@@ -17,7 +17,7 @@ from cherenkov.events import Listener, Note, ignore
 from cherenkov.packing.pack import pack
 from cherenkov.packing.store import MANIFEST
 
-__all__ = ["DEMO", "is_checkpoint", "is_store", "locate", "open_source", "prepare"]
+__all__ = ["DEMO", "demo_folder", "is_checkpoint", "is_store", "locate", "open_source", "prepare"]
 
 DEMO = "demo"
 """Selector of the model that ships with the package."""
@@ -35,8 +35,7 @@ def locate(selector: str | os.PathLike[str], on_event: Listener = ignore) -> Pat
         ModelError, DiskError: from preparing.
     """
     if os.fspath(selector) == DEMO:
-        with importlib.resources.as_file(importlib.resources.files("cherenkov") / DEMO) as folder:
-            return _prepared(folder, DEMO, on_event)
+        return _prepared(demo_folder(), DEMO, on_event)
     folder = Path(selector).expanduser()
     if is_store(folder):
         return folder
@@ -44,6 +43,11 @@ def locate(selector: str | os.PathLike[str], on_event: Listener = ignore) -> Pat
         resolved = folder.resolve()
         return _prepared(resolved, resolved.name, on_event)
     raise _not_found(selector, folder)
+
+
+def demo_folder() -> Path:
+    """The checkpoint that ships with the package. Packages are installed as folders, so it is one."""
+    return Path(str(importlib.resources.files("cherenkov") / DEMO))
 
 
 def is_store(folder: Path) -> bool:
@@ -71,7 +75,7 @@ def open_source(folder: Path, on_event: Listener = ignore) -> Checkpoint:
             Note("the configuration declares a draft head, but the files hold none: going without")
         )
         config = family.without_draft(config)
-    return open_checkpoint(folder, family.inventory(config), config, on_event=on_event)
+    return open_checkpoint(folder, family.inventory(config), config)
 
 
 def prepare(
@@ -98,25 +102,12 @@ def prepare(
         ModelNotFound, UnsupportedModel, CorruptModel: the source cannot be used; says why.
         DiskError: no space, or the system refused to read or write.
     """
-    if os.fspath(source) == DEMO:
-        with importlib.resources.as_file(importlib.resources.files("cherenkov") / DEMO) as folder:
-            return pack(
-                open_source(folder, on_event),
-                Path(output),
-                bits=bits,
-                threads=threads,
-                on_event=on_event,
-            )
-    folder = Path(source).expanduser()
+    folder = demo_folder() if os.fspath(source) == DEMO else Path(source).expanduser()
     if not is_checkpoint(folder):
         raise _not_found(source, folder)
-    return pack(
-        open_source(folder, on_event),
-        Path(output).expanduser(),
-        bits=bits,
-        threads=threads,
-        on_event=on_event,
-    )
+    checkpoint = open_source(folder, on_event)
+    target = Path(output).expanduser()
+    return pack(checkpoint, target, bits=bits, threads=threads, on_event=on_event)
 
 
 def _prepared(folder: Path, name: str, on_event: Listener) -> Path:
@@ -124,7 +115,7 @@ def _prepared(folder: Path, name: str, on_event: Listener) -> Path:
     target = load_settings().data_dir / "stores" / f"{name}-{fingerprint(folder)[:12]}"
     if is_store(target):
         return target
-    return pack(open_source(folder, on_event), target, bits=4, on_event=on_event)
+    return pack(open_source(folder, on_event), target, on_event=on_event, wait_for_other=True)
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -117,7 +117,8 @@ class Reference(Backend[Matrix, Floats]):
             mixed[rows] = _delta_rule(w, span.state, convolved, decay[rows], beta[rows])
         gate = (x @ w.z.T).reshape(mixed.shape)
         gate = _sigmoid(gate) if w.gate == "sigmoid" else _silu(gate)
-        return (_norm(mixed, w.norm, w.eps) * gate).reshape(len(x), -1) @ w.out.T
+        gated: Floats = (_norm(mixed, w.norm, w.eps) * gate).reshape(len(x), -1)
+        return gated @ w.out.T
 
     @override
     def sparse_attention(

@@ -93,8 +93,9 @@ def unpack(codes: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
         shifts = np.arange(8, dtype=np.uint32) * np.uint32(3)
         spread: NDArray[np.uint8] = (word[..., None] >> shifts & np.uint32(7)).astype(np.uint8)
     else:
-        narrow = np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits)
-        spread = octets[..., None] >> narrow & np.uint8((1 << bits) - 1)
+        spread = np.empty((*lead, count, 8 // bits), dtype=np.uint8)
+        for i in range(8 // bits):  # a pass each: several times faster than broadcasting the shifts
+            spread[..., i] = octets >> np.uint8(i * bits) & np.uint8((1 << bits) - 1)
     return spread.reshape(*lead, count * 8 // bits)
 
 

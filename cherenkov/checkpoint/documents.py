@@ -32,10 +32,13 @@ def read_bytes(path: Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
         raise CorruptModel(path, "the file is missing") from None
     except OSError as error:
         raise DiskError.wrap(error, path, "read") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(
+        status.st_mode
+    ):  # before there is a file object, which refuses folders in its own words
+        os.close(descriptor)
+        raise CorruptModel(path, "not a regular file")
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise CorruptModel(path, "not a regular file")
         if status.st_size > limit_bytes:
             raise CorruptModel(
                 path, "too long", expected=f"at most {limit_bytes} bytes", found=status.st_size

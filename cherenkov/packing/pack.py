@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-import cherenkov
 from cherenkov.checkpoint import affine
 from cherenkov.checkpoint.shards import fingerprint
 from cherenkov.errors import Cancelled, CorruptModel, DiskError
@@ -31,6 +30,7 @@ from cherenkov.packing.plan import Plan, make_plan, ngram_block_rows
 from cherenkov.packing.store import DENSE, EXPERTS, MANIFEST
 from cherenkov.packing.workspace import Workspace, parents
 from cherenkov.units import GB, MIB, format_bytes
+from cherenkov.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -194,7 +194,7 @@ class _Job:
             write_file(working / name, data)
         files = {name: checksum(data) for name, data in {**small, MANIFEST: manifest}.items()}
         document = Integrity(
-            tool=f"cherenkov {cherenkov.__version__}",
+            tool=f"cherenkov {__version__}",
             fingerprint=self.checkpoint.fingerprint,
             options=dict(self.space.key),
             records=tuple(self._gather(sums, "experts", 0)),

@@ -16,6 +16,7 @@ from cherenkov.experts.rows import RowTable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cherenkov.architectures.qwen4_exp.weights import Weights
     from cherenkov.backends.base import Backend
     from cherenkov.checkpoint.inventory import Inventory
     from cherenkov.experts.store import ExpertStore
@@ -65,6 +66,7 @@ class _Qwen4ExpFamily:
         config = parse(store.config)
         _check_experts(store, config)
         weights = load(config, store.dense(), backend)
+        _check_hashes(store, weights)
         tables = {
             layer: RowTable(path, layout)
             for layer, path, layout in zip(
@@ -111,4 +113,21 @@ def _check_experts(store: PackedStore, config: Config) -> None:
                 item=f"n-gram table {which}",
                 expected=f"{config.table_rows(which)} rows of {config.ngram_dim}",
                 found=f"{layout.rows} rows of {layout.dim}",
+            )
+
+
+def _check_hashes(store: PackedStore, weights: Weights[Any, Any]) -> None:
+    """Every row that a hash can name must lie in its table."""
+    hashes = [layer.hash for layer in weights.layers if layer.hash is not None]
+    for which, (found, layout) in enumerate(zip(hashes, store.ngram_layouts, strict=True)):
+        fits = (found.sizes >= 1) & (found.sizes <= layout.rows)
+        fits &= (found.offsets >= 0) & (found.offsets <= layout.rows - found.sizes)
+        if not fits.all():
+            head = int(fits.argmin())
+            raise CorruptModel(
+                store.dense_path,
+                "the hash of an n-gram head leaves its table",
+                item=f"n-gram table {which}, head {head}",
+                expected=f"within {layout.rows} rows",
+                found=f"{found.sizes[head]} rows from {found.offsets[head]}",
             )

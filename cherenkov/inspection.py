@@ -1,0 +1,111 @@
+"""What a folder holds and what it would take to run it, without loading it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cherenkov.architectures import family_of
+from cherenkov.budget import demand_of, smallest_plan
+from cherenkov.errors import ModelNotFound
+from cherenkov.packing.plan import make_plan
+from cherenkov.packing.store import PackedStore
+from cherenkov.preparation import demo_folder, is_checkpoint, is_store, open_source
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cherenkov.packing.manifest import Manifest
+
+__all__ = ["inspect"]
+
+
+def inspect(path: str | os.PathLike[str], *, bits: int = 4) -> dict[str, Any]:
+    """Describe a store or a checkpoint, in plain values that JSON can hold.
+
+    Args:
+        path: the folder of a store or of a checkpoint, or `"demo"`.
+        bits: width that preparing would use, for a checkpoint that is not quantised.
+
+    Returns:
+        `kind` (store or checkpoint), `architecture`, `parameters`, `tensors`, `layers`, `experts`, `draft_head`,
+        `bytes` by part, `memory` (the smallest that works), and for a checkpoint `source` and `preparing`: what
+        it comes as and what preparing would write.
+
+    Raises:
+        ModelNotFound, UnsupportedModel, CorruptModel, DiskError: as the trouble is.
+    """
+    folder = demo_folder() if os.fspath(path) == "demo" else Path(path).expanduser()
+    if is_store(folder):
+        return _store(folder)
+    if is_checkpoint(folder):
+        return _checkpoint(folder, bits)
+    raise ModelNotFound(os.fspath(path), [str(folder)], "there is neither a store nor a checkpoint")
+
+
+def _store(folder: Path) -> dict[str, Any]:
+    store = PackedStore.open(folder)
+    return {
+        "kind": "store",
+        "path": str(store.path),
+        **_model(store.config, store.manifest),
+        "verifiable": store.integrity is not None,
+    }
+
+
+def _checkpoint(folder: Path, bits: int) -> dict[str, Any]:
+    checkpoint = open_source(folder)
+    given = checkpoint.expert_format
+    plan = make_plan(checkpoint, given[0] if given else bits, None)
+    files = [f for f in folder.iterdir() if f.suffix == ".safetensors"]
+    return {
+        "kind": "checkpoint",
+        "path": str(folder),
+        **_model(checkpoint.config, plan.manifest),
+        "source": {
+            "dialect": str(checkpoint.trunk),
+            "expert_bits": given[0] if given else 16,
+            "bytes": sum(f.stat().st_size for f in files),
+            "shards": len(files),
+            "notes": [note.message for note in checkpoint.notes],
+        },
+        "preparing": {"output_bytes": plan.total_bytes, "bits": plan.bits, "group": plan.group},
+    }
+
+
+def _model(config: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
+    family = family_of(config)
+    inventory, demand = family.inventory(config), demand_of(config, manifest)
+    section, least = manifest.experts, smallest_plan(demand)
+    tables = sum(table.layout.total_bytes for table in manifest.ngrams)
+    experts_bytes = section.records * section.layout.stride_bytes
+    return {
+        "architecture": family.name,
+        "parameters": inventory.parameters(),
+        "tensors": len(manifest.dense),
+        "layers": section.layers,
+        "draft_head": family.inventory(family.without_draft(config)) != inventory,
+        "experts": {
+            "per_layer": section.experts,
+            "used_per_token": demand.sizes.top_k,
+            "bits": section.layout.bits,
+            "group": section.layout.group,
+            "record_bytes": section.layout.record_bytes,
+            "stride_bytes": section.layout.stride_bytes,
+        },
+        "max_context_tokens": demand.sizes.max_context,
+        "bytes": {
+            "dense": manifest.dense_bytes,
+            "experts": experts_bytes,
+            "ngrams": tables,
+            "total": manifest.dense_bytes + experts_bytes + tables,
+        },
+        "memory": {
+            "smallest_pool_bytes": least.pool_bytes,
+            "smallest_total_bytes": least.total_bytes,
+            "everything_resident_bytes": least.total_bytes - least.pool_bytes + experts_bytes,
+            "token_state_bytes": demand.sizes.state_bytes(1001, demand.cache_itemsize)
+            - demand.sizes.state_bytes(1000, demand.cache_itemsize),
+        },
+    }
