@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import jinja2
 
+__all__ = ["main"]
+
 _WATCH_INTERVAL_S = 0.02
 _OPEN_FILES = 16
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")

@@ -175,7 +175,7 @@ def test_what_cannot_fit_is_refused_with_the_sum(glow_store, monkeypatch):
 
     small = Memory(200_000_000, 170_000_000, "this machine")
     monkeypatch.setattr(module, "available_memory", lambda: small)
-    with pytest.raises(CapacityError, match="context of") as caught:
+    with pytest.raises(CapacityError, match="would fit") as caught:
         Model.load(glow_store, context_tokens=8192, pool=0.02)
     assert caught.value.asked_bytes > caught.value.available_bytes
 

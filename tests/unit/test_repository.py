@@ -198,7 +198,7 @@ def test_public_names_resolve():
 
 def test_versions_agree():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["version"] == cherenkov.__version__
+    assert project["dynamic"] == ["version"]
     assert f"[{cherenkov.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
     wanted = {"server", "cli", "mlx", "cuda", "all", "test", "dev"}
     assert wanted <= set(project["optional-dependencies"])
