@@ -93,14 +93,16 @@ class Peers:
 
     def versions(self) -> dict[str, str]:
         """What each installed peer says it is."""
-        found = {}
+        found: dict[str, str] = {}
         for python, names in (
             (self.transformers, ("transformers", "torch")),
             (self.mlx, ("mlx-vlm", "mlx")),
         ):
             if python.exists():
                 code = f"import importlib.metadata as m; print(*map(m.version, {names}))"
-                done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+                done = subprocess.run(
+                    [python, "-c", code], capture_output=True, text=True, check=True
+                )
                 found |= dict(zip(names, done.stdout.split(), strict=True))
         if self.llama_bench.exists():
             found["llama.cpp"] = f"of llama-cpp-python {LLAMA_CPP_PYTHON}"
@@ -218,7 +220,9 @@ def _install_venv(python: Path, *packages: str) -> None:
 
 def _run(*words: object) -> None:
     command = [str(w) for w in words]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
         raise SystemExit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{tail}")

@@ -303,7 +303,7 @@ def write_model(folder: Path, geometry: Geometry, seed: int = 0) -> Path:
     (folder / "config.json").write_text(json.dumps(raw, indent=1))
     shards = _shards(_tensors(raw))
     rng = np.random.default_rng(seed)
-    places = {}
+    places: dict[str, str] = {}
     for i, shard in enumerate(shards):
         name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
         places |= dict.fromkeys((t.name for t in shard), name)

@@ -6,7 +6,7 @@ A run is one JSON document. Its leaves are either facts or *measurements*: `{"me
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 import statistics
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from machine import facts, slug, versions
 
-__all__ = ["FOLDER", "flatten", "load", "measurement", "median_of", "new_run", "save"]
+__all__ = ["FOLDER", "flatten", "load", "measurement", "median_of", "new_run", "save", "value_of"]
 
 FOLDER = Path(__file__).resolve().parent / "results"
 SCHEMA = 1
@@ -36,7 +36,7 @@ def new_run(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "kind": kind,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": facts(),
         "versions": versions(),
         "settings": settings,
@@ -67,16 +67,15 @@ def median_of(node: Any, *keys: str) -> float | None:
     return float(node["median"]) if isinstance(node, dict) and "median" in node else None
 
 
-def flatten(run: dict[str, Any]) -> dict[str, tuple[float, str]]:
-    """Every measurement and count of a run: dotted name to value and unit."""
-    found: dict[str, tuple[float, str]] = {}
+def flatten(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Every measurement and count of a run, by dotted name."""
+    found: dict[str, dict[str, Any]] = {}
 
     def walk(node: Any, name: str) -> None:
         if not isinstance(node, dict):
             return
         if "unit" in node:
-            value = node.get("median", node.get("value"))
-            found[name] = (float(value), node["unit"])
+            found[name] = node
             return
         for key, child in node.items():
             if key not in {"machine", "versions", "settings"}:
@@ -84,6 +83,11 @@ def flatten(run: dict[str, Any]) -> dict[str, tuple[float, str]]:
 
     walk(run, "")
     return found
+
+
+def value_of(node: dict[str, Any]) -> float:
+    """The median of a measurement, or the value of a count."""
+    return float(node["median"] if "median" in node else node["value"])
 
 
 def _short(value: float) -> float:
