@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -125,10 +126,18 @@ def _limit(memory_bytes: int, *, watch: bool) -> None:
 
 
 def _watch_memory(limit_bytes: int) -> None:
-    unit_bytes = 1 if sys.platform == "darwin" else 1024
-    while resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes < limit_bytes:
+    while _resident_bytes() < limit_bytes:
         time.sleep(_WATCH_INTERVAL_S)
     os._exit(1)
+
+
+def _resident_bytes() -> int:
+    """Memory that this process holds, or held at most where the system counts from its start."""
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Elsewhere the maximum is that of the parent, which was copied when this process was made.
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * resource.getpagesize()
 
 
 def _send(answer: dict[str, Any]) -> None:

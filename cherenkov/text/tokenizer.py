@@ -103,8 +103,9 @@ class Tokenizer:
             try:
                 piece.encode()
             except UnicodeEncodeError as error:
+                found = f"U+{ord(piece[error.start]):04X}"
                 raise RequestError(
-                    f"the text is not valid Unicode at character {error.start}: it may not have been UTF-8",
+                    f"the text is not valid Unicode: it holds {found} and may not have been UTF-8",
                     param="prompt",
                 ) from None
             with _malformed(self._path):

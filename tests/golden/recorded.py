@@ -55,7 +55,8 @@ class Recorded:
             AssertionError: if any differs by more than the tolerance, or an argmax differs though its margin is larger.
         """
         kept = {
-            k: self._arrays[f"{where}/{k}"] for k in ("full_at", "full", "top_ids", "top", "logsumexp")
+            k: self._arrays[f"{where}/{k}"]
+            for k in ("full_at", "full", "top_ids", "top", "logsumexp")
         }
         scale = max(1.0, float(self._arrays[f"{where}/largest"]))
         assert logits.dtype == np.float32
@@ -89,7 +90,9 @@ class Recorded:
         """
         stride = int(self._arrays[f"{prompt}/stride"])
         prefix = f"{prompt}/state/"
-        recorded = {k.removeprefix(prefix): v for k, v in self._arrays.items() if k.startswith(prefix)}
+        recorded = {
+            k.removeprefix(prefix): v for k, v in self._arrays.items() if k.startswith(prefix)
+        }
         assert recorded
         for key, expected in recorded.items():
             found = states[key][..., ::stride]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,6 +12,10 @@ from cherenkov.preparation import prepare
 from tests import tiny
 from tests.golden.engine import Engine, Run
 from tests.golden.recorded import TOLERANCE, Recorded, notes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 PROMPTS = ("crossing", "stops", "single")
 DRAFTING = [n for n, t in tiny.TINY.items() if t.text.get("mtp_num_hidden_layers")]
@@ -68,7 +70,7 @@ def test_final_states(subject: Subject, prompt: str) -> None:
     subject.recorded.check_states(subject.whole(prompt).states, prompt)
 
 
-@pytest.mark.parametrize("cut", ["halves", "uneven", "tokens"])
+@pytest.mark.parametrize("cut", ["uneven", "tokens"])
 @pytest.mark.parametrize("prompt", PROMPTS[:2])
 def test_chunks_leave_the_same_logits_and_state(subject: Subject, prompt: str, cut: str) -> None:
     ids = subject.recorded.ids(prompt)
@@ -84,19 +86,18 @@ def chunks(length: int, cut: str) -> list[int]:
     """Ways to cut a prompt; the uneven one has chunks shorter than a convolution and longer than an index block."""
     if cut == "tokens":
         return [1] * length
-    if cut == "halves":
-        return [length // 2, length - length // 2]
     return [2, 1, 9, 5, 1, length - 18]
 
 
 @pytest.mark.parametrize("subject", DRAFTING, indirect=True)
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_drafts(subject: Subject, prompt: str) -> None:
+    ids, whole = subject.recorded.ids(prompt), subject.whole(prompt)
     for length in subject.recorded.draft_lengths(prompt):
-        ids = subject.recorded.ids(prompt)[:length]
-        where = f"{prompt}/draft/{length}"
-        for cut in ([length], [1] * length):
-            subject.recorded.check(subject.engine.drafts(ids, 2, cut), where)
+        drafts = subject.engine.drafts(ids[:length], 2, after=whole)
+        subject.recorded.check(drafts, f"{prompt}/draft/{length}")
+    one_by_one = subject.engine.drafts(ids, 2, after=whole, chunks=[1] * len(ids))
+    subject.recorded.check(one_by_one, f"{prompt}/draft/{len(ids)}")
 
 
 def test_only_models_with_a_head_draft(subject: Subject) -> None:
@@ -128,7 +129,9 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "change"), WRONG, ids=lambda v: v if isinstance(v, str) else [*v][0])
+@pytest.mark.parametrize(
+    ("name", "change"), WRONG, ids=lambda v: v if isinstance(v, str) else next(iter(v))
+)
 def test_the_vectors_notice_a_key_read_wrongly(
     name: str, change: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -1,0 +1,417 @@
+"""The `native` backend: C++ kernels for CPUs, over NumPy arrays.
+
+Kernels are in `kernels/cpu`, their contract in `kernels/README.md`. They are chosen at run time: `avx512_bf16`,
+`avx512_vnni`, `avx2`, or `portable`, which any machine runs. Activations inside products with 2, 3 and 4-bit
+matrices are kept in the precision asked for, or the next more exact one that the instruction set offers:
+
+| instruction set | offers | default |
+| --- | --- | --- |
+| avx512_bf16 | float32, bf16, int16, int8 | bf16 |
+| avx512_vnni, avx2 | float32, int16, int8 | int16 |
+| portable | float32 | float32 |
+
+int8 falls back to int16, bf16 to int16 where there is one, anything else to float32. Products with other matrices
+(8-bit codes, BF16, float32: routers and gates, as a rule) and everything that is not a product are float32 always.
+
+A row's bits depend neither on the other rows of a call nor on the number of threads. An instance may be used from
+several Python threads; calls run one at a time, without the GIL. After `os.fork()` the child's instance works on
+one thread.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from typing_extensions import override
+
+from cherenkov.backends.base import (
+    Arrivals,
+    AttentionState,
+    Backend,
+    DeltaNet,
+    DeltaState,
+    DraftFuse,
+    Embedding,
+    ExpertPool,
+    Floats,
+    GatedResidual,
+    Head,
+    Ids,
+    Options,
+    Ple,
+    PleState,
+    Router,
+    Routes,
+    SharedExpert,
+    Span,
+    SparseAttention,
+)
+from cherenkov.errors import BackendError, CapacityError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from cherenkov.checkpoint.affine import HostMatrix
+    from cherenkov.packing.layout import ExpertLayout
+
+try:
+    from cherenkov import _native
+except ImportError as error:
+    _missing = str(error)
+else:
+    _missing = ""
+
+__all__ = ["Matrix", "Native", "instruction_sets", "unavailable"]
+
+T = TypeVar("T")
+
+
+def unavailable() -> str:
+    """Why the kernels cannot be used here; empty if they can."""
+    return (
+        _missing and f"the C++ kernels are not built ({_missing}); reinstall with a C++20 compiler"
+    )
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """What this machine and build can run, fastest first."""
+    return () if _missing else tuple(_native.isas())
+
+
+class Matrix:
+    """A placed matrix `[out, in]`: the host's bytes, described to the kernels."""
+
+    __slots__ = ("placed", "shape")
+
+    def __init__(self, host: HostMatrix) -> None:
+        self.shape = host.shape
+        self.placed = _native.Matrix(
+            host.codes, host.scales, host.biases, *host.shape, host.bits, host.group
+        )
+
+
+class Native(Backend[Matrix, Floats]):
+    """C++ kernels.
+
+    Args:
+        options: threads (0: as many as the process may run on), precision and instruction set.
+
+    Raises:
+        BackendError: if the kernels are not built, or the instruction set or precision does not exist here.
+    """
+
+    name = "native"
+
+    def __init__(self, options: Options | None = None) -> None:
+        options = options or Options()
+        if _missing:
+            raise BackendError(self.name, "start", unavailable())
+        if options.isa and options.isa not in instruction_sets():
+            known = ", ".join(instruction_sets())
+            raise BackendError(
+                self.name, "start", f"no {options.isa!r} kernels here; there are {known}"
+            )
+        self._engine = _native.Engine(
+            options.isa, options.precision, options.threads or _processors()
+        )
+        self._asked = options.precision
+        # Operations describe their weights to the kernels once. Keyed by identity; the values keep the keys alive.
+        self._described: dict[int, tuple[object, Any]] = {}
+        self._records: dict[ExpertLayout, _native.Record] = {}
+
+    @property
+    @override
+    def detail(self) -> str:
+        """Such as `avx2, 2 threads, int16 activations`."""
+        isa, precision, threads = self._engine.isa, self._engine.precision, self._engine.threads
+        text = f"{isa}, {threads} thread{'s' if threads > 1 else ''}, {precision} activations"
+        return text if self._asked in {"", precision} else f"{text} ({isa} offers no {self._asked})"
+
+    @override
+    def close(self) -> None:
+        """Join the threads and free the scratch memory."""
+        self._engine.close()
+        self._described.clear()
+
+    # placing
+
+    @override
+    def matrix(self, host: HostMatrix) -> Matrix:
+        return Matrix(host)
+
+    @override
+    def array(self, host: Floats) -> Floats:
+        return np.ascontiguousarray(host, dtype=np.float32)
+
+    @override
+    def host(self, array: Floats) -> Floats:
+        return array
+
+    @override
+    def zeros(self, shape: tuple[int, ...]) -> Floats:
+        return np.zeros(shape, dtype=np.float32)
+
+    @override
+    def copy(self, array: Floats) -> Floats:
+        return array.copy()
+
+    @override
+    def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:
+        return ExpertPool(layout, _huge_pages(slots * layout.stride_bytes).reshape(slots, -1))
+
+    # operations
+
+    @override
+    def embed(self, w: Embedding[Matrix], tokens: Ids) -> Floats:
+        wide = np.empty((len(tokens), w.streams * w.table.shape[1]), dtype=np.float32)
+        self._engine.embed(w.table.placed, w.streams, tokens, wide)
+        return wide
+
+    @override
+    def read_residual(
+        self, w: GatedResidual[Matrix, Floats], wide: Floats
+    ) -> tuple[Floats, Floats | None]:
+        rows, width = wide.shape
+        block = np.empty((rows, width // w.streams), dtype=np.float32)
+        gain = None if w.inject is None else np.empty((rows, w.streams), dtype=np.float32)
+        self._engine.read_residual(self._describe(w, _residual), wide, block, gain)
+        return block, gain
+
+    @override
+    def inject(self, wide: Floats, block: Floats, gain: Floats) -> Floats:
+        """Writes into `wide`."""
+        self._engine.inject(wide, block, gain)
+        return wide
+
+    @override
+    def delta_net(
+        self, w: DeltaNet[Matrix, Floats], x: Floats, spans: Sequence[Span[DeltaState[Floats]]]
+    ) -> Floats:
+        out = np.empty_like(x)
+        states = [(s.start, s.stop, s.position, s.state.history, s.state.matrix) for s in spans]
+        self._engine.delta_net(self._describe(w, _delta), x, states, out)
+        return out
+
+    @override
+    def sparse_attention(
+        self,
+        w: SparseAttention[Matrix, Floats],
+        x: Floats,
+        spans: Sequence[Span[AttentionState[Floats]]],
+    ) -> Floats:
+        out = np.empty_like(x)
+        states = [
+            (
+                s.start,
+                s.stop,
+                s.position,
+                s.state.keys,
+                s.state.values,
+                s.state.index_keys,
+                s.state.block_keys,
+            )
+            for s in spans
+        ]
+        self._engine.sparse_attention(self._describe(w, _attention), x, states, out)
+        for s in spans:
+            s.state.length = s.position + s.stop - s.start
+        return out
+
+    @override
+    def ple(
+        self,
+        w: Ple[Matrix, Floats],
+        wide: Floats,
+        features: Floats,
+        spans: Sequence[Span[PleState[Floats]]],
+    ) -> Floats:
+        """Writes into `wide`."""
+        states = [(s.start, s.stop, s.position, s.state.history) for s in spans]
+        self._engine.ple(self._describe(w, _ple), wide, features, states)
+        return wide
+
+    @override
+    def route(self, w: Router[Matrix], x: Floats) -> Routes[Floats]:
+        ids = np.empty((len(x), w.top_k), dtype=np.int32)
+        weights = np.empty((len(x), w.top_k), dtype=np.float32)
+        self._engine.route(w.gate.placed, w.normalise, x, ids, weights)
+        return Routes(ids, weights)
+
+    @override
+    def experts(
+        self, shared: SharedExpert[Matrix], x: Floats, routes: Routes[Floats], arrivals: Arrivals
+    ) -> Floats:
+        """Needs 4 R K D bytes for the outputs that wait to be summed in order."""
+        engine, pool, record = (
+            self._engine,
+            arrivals.pool.memory,
+            self._record(arrivals.pool.layout),
+        )
+        each = np.empty((*routes.ids.shape, x.shape[1]), dtype=np.float32)  # [R, K, D]
+        out = np.empty_like(x)
+        first = (
+            self._describe(shared, _shared),
+            out,
+        )  # computed with the first wave, in the same regions
+        pending: tuple[Any, Floats | None] = first
+        for wave in arrivals:
+            engine.expert_wave(
+                record, pool, wave.experts, wave.slots, x, routes.ids, each, *pending
+            )
+            pending = None, None
+        if pending is first:
+            raise BackendError(self.name, "experts", "no expert arrived")
+        engine.combine_experts(each, routes.weights, out, out)
+        return out
+
+    @override
+    def fuse(
+        self,
+        w: DraftFuse[Matrix, Floats],
+        embedding: Embedding[Matrix],
+        tokens: Ids,
+        wide: Floats,
+    ) -> Floats:
+        out = np.empty_like(wide)
+        self._engine.fuse(self._describe(w, _fuse), embedding.table.placed, tokens, wide, out)
+        return out
+
+    @override
+    def logits(self, w: Head[Matrix, Floats], wide: Floats, rows: Sequence[int]) -> Floats:
+        out = np.empty((len(rows), w.matrix.shape[0]), dtype=np.float32)
+        self._engine.logits(self._describe(w, _head), wide, np.asarray(rows, dtype=np.int32), out)
+        return out
+
+    @override
+    def argmax(self, w: Head[Matrix, Floats], wide: Floats, rows: Sequence[int]) -> Ids:
+        best = np.empty(len(rows), dtype=np.int32)
+        self._engine.argmax(self._describe(w, _head), wide, np.asarray(rows, dtype=np.int32), best)
+        return best
+
+    def linear(self, matrix: Matrix, x: Floats) -> Floats:
+        """`x` `[R, in]` times a matrix, `[R, out]`. No operation of the table: for tests and measurements."""
+        out = np.empty((len(x), matrix.shape[0]), dtype=np.float32)
+        self._engine.linear(matrix.placed, x, out)
+        return out
+
+    def _describe(self, w: T, describe: Callable[[T], object]) -> Any:
+        found = self._described.get(id(w))
+        if found is None:
+            found = self._described[id(w)] = (w, describe(w))
+        return found[1]
+
+    def _record(self, layout: ExpertLayout) -> _native.Record:
+        record = self._records.get(layout)
+        if record is None:
+            offsets = list(layout.offsets().values())
+            record = self._records[layout] = _native.Record(
+                layout.inter, layout.hidden, layout.bits, layout.group, layout.stride_bytes, offsets
+            )
+        return record
+
+
+def _residual(w: GatedResidual[Matrix, Floats]) -> _native.GatedResidual:
+    inject = None if w.inject is None else w.inject.placed
+    return _native.gated_residual(w.norm, w.down.placed, w.up.placed, inject, w.streams, w.eps)
+
+
+def _delta(w: DeltaNet[Matrix, Floats]) -> _native.DeltaNet:
+    return _native.delta_net(
+        qkv=w.qkv.placed,
+        z=w.z.placed,
+        a=w.a.placed,
+        b=w.b.placed,
+        out=w.out.placed,
+        conv=w.conv,
+        a_log=w.a_log,
+        dt_bias=w.dt_bias,
+        norm=w.norm,
+        key_heads=w.key_heads,
+        value_heads=w.value_heads,
+        key_dim=w.key_dim,
+        value_dim=w.value_dim,
+        sigmoid_gate=w.gate == "sigmoid",
+        eps=w.eps,
+    )
+
+
+def _attention(w: SparseAttention[Matrix, Floats]) -> _native.SparseAttention:
+    half = w.rotary_dim // 2
+    frequencies = w.theta ** (-np.arange(half, dtype=np.float64) / half)
+    return _native.sparse_attention(
+        q=w.q.placed,
+        k=w.k.placed,
+        v=w.v.placed,
+        o=w.o.placed,
+        index=w.index.placed,
+        q_bias=w.q_bias,
+        k_bias=w.k_bias,
+        v_bias=w.v_bias,
+        o_bias=w.o_bias,
+        q_norm=w.q_norm,
+        k_norm=w.k_norm,
+        index_q_norm=w.index_q_norm,
+        index_k_norm=w.index_k_norm,
+        frequencies=frequencies.astype(np.float32),
+        heads=w.heads,
+        kv_heads=w.kv_heads,
+        head_dim=w.head_dim,
+        index_heads=w.index_heads,
+        index_dim=w.index_dim,
+        block=w.block,
+        budget=w.budget,
+        eps=w.eps,
+    )
+
+
+def _ple(w: Ple[Matrix, Floats]) -> _native.Ple:
+    return _native.ple(
+        key=w.key.placed,
+        value=w.value.placed,
+        norm_key=w.norm_key,
+        norm_query=w.norm_query,
+        norm_conv=w.norm_conv,
+        conv=w.conv,
+        dilation=w.dilation,
+        streams=w.streams,
+        eps=w.eps,
+    )
+
+
+def _shared(w: SharedExpert[Matrix]) -> _native.SharedExpert:
+    return _native.shared_expert(w.gate.placed, w.up.placed, w.down.placed, w.switch.placed)
+
+
+def _fuse(w: DraftFuse[Matrix, Floats]) -> _native.DraftFuse:
+    fc = w.fc_embedding.placed, w.fc_hidden.placed
+    return _native.draft_fuse(w.norm_embedding, w.norm_hidden, *fc, w.streams, w.eps)
+
+
+def _head(w: Head[Matrix, Floats]) -> _native.Head:
+    return _native.head(_residual(w.mixer), w.matrix.placed)
+
+
+def _processors() -> int:
+    """How many processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _huge_pages(size_bytes: int) -> NDArray[np.uint8]:
+    """Zeroed memory, page-aligned, in huge pages where the system has them to give."""
+    try:
+        memory = mmap.mmap(-1, max(size_bytes, 1))
+    except (OSError, ValueError, OverflowError) as error:
+        raise CapacityError(
+            f"cannot reserve {size_bytes} bytes for experts: {error}; choose a smaller pool",
+            asked_bytes=size_bytes,
+        ) from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.uint8, count=size_bytes)

@@ -1,0 +1,127 @@
+// What every operation runs on: kernels, threads, scratch memory; and how work is cut among the threads.
+#pragma once
+#include <mutex>
+
+#include "kernels.h"
+#include "scratch.h"
+#include "steal_pool.h"
+
+namespace cherenkov::cpu {
+
+struct Engine {
+    Engine(const Kernels& kernels, Precision precision, int threads)
+        : k(kernels), precision(precision), pool(threads) {}
+
+    const Kernels& k;
+    const Precision precision;
+    StealPool pool;
+    Scratch scratch;
+    std::mutex turn;  // operations run one at a time, whichever thread asks
+};
+
+// Work on `size` outputs that may be cut anywhere; each costs `cost`, in bytes of matrix read or as much time.
+struct Task {
+    int size = 0;
+    size_t cost = 0;
+    size_t most = 0;  // outputs in a chunk, if not 0: keeps what a chunk reads repeatedly in the cache
+};
+
+// How much cheaper than a row each further row is that shares a matrix.
+size_t shared_cost(size_t bytes, int rows);
+
+// Cuts tasks into chunks of about equal cost, too few to be worth it staying whole.
+class Cuts {
+public:
+    Cuts(Engine& engine, const Task* tasks, int count);
+    int chunks() const { return chunks_; }
+    // The task a chunk belongs to, and its outputs.
+    struct Piece {
+        int task, first, last;
+    };
+    Piece piece(int chunk) const;
+
+private:
+    const Task* tasks_;
+    int count_;
+    int chunks_ = 0;
+    int* steps_;   // outputs a chunk, by task
+    int* begins_;  // first chunk, by task
+};
+
+// Calls f(task, first, last, thread) until every output of every task is covered once; in parallel if it pays.
+template <typename F>
+void in_pieces(Engine& e, const Task* tasks, int count, const F& f) {
+    const Cuts cuts(e, tasks, count);
+    e.pool.run(cuts.chunks(), [&](int chunk, int thread) {
+        const Cuts::Piece piece = cuts.piece(chunk);
+        f(piece.task, piece.first, piece.last, thread);
+    });
+}
+
+// Rows of activations, packed once for each form that some matrix wants.
+class Inputs {
+public:
+    Inputs(Engine& engine, const float* x, size_t stride, int rows, int cols)
+        : e_(engine), x_(x), stride_(stride), rows_(rows), cols_(cols) {}
+
+    int rows() const { return rows_; }
+    // Packs the rows as `w` wants them, unless they are already. Not inside a parallel region.
+    void prepare(const Weights& w);
+    // Row r for `w`, after prepare(w).
+    const void* row(const Weights& w, int r) const;
+
+private:
+    struct Form {
+        Packing packing;
+        std::byte* data;
+        size_t stride;
+    };
+    Engine& e_;
+    const float* x_;
+    size_t stride_;
+    int rows_;
+    int cols_;
+    int count_ = 0;
+    Form forms_[5];  // three forms of codes and bytes with two group sizes are the most there can be
+};
+
+// One matrix times rows: y[r * stride + n].
+struct Product {
+    const Weights* w;
+    Inputs* x;
+    float* y;
+    size_t stride;
+};
+
+// What after() of multiply() is told: outputs [first, last) of a product are there, for all rows.
+struct Finished {
+    int product, first, last;
+};
+
+// All products in one parallel region. after(Finished) runs on the thread that finished a piece, while it is warm.
+template <typename F>
+void multiply(Engine& e, const Product* products, int count, const F& after) {
+    Row** rows = e.scratch.take<Row*>(static_cast<size_t>(count));
+    Task* tasks = e.scratch.take<Task>(static_cast<size_t>(count));
+    for (int p = 0; p < count; p++) {
+        const Product& product = products[p];
+        const int n = product.x->rows();
+        product.x->prepare(*product.w);
+        rows[p] = e.scratch.take<Row>(static_cast<size_t>(n));
+        for (int r = 0; r < n; r++)
+            rows[p][r] = {product.x->row(*product.w, r), product.y + static_cast<size_t>(r) * product.stride};
+        const size_t bytes = product.w->row_bytes();
+        tasks[p] = {product.w->rows, shared_cost(bytes, n), 1 + (size_t{64} << 10) / (bytes + 1)};
+    }
+    in_pieces(e, tasks, count, [&](int p, int first, int last, int) {
+        const Product& product = products[p];
+        e.k.multiply(*product.w, e.precision, rows[p], product.x->rows(), first, last);
+        after(Finished{p, first, last});
+    });
+}
+
+inline void multiply(Engine& e, const Product* products, int count) {
+    multiply(e, products, count, [](Finished) {});
+}
+
+}  // namespace cherenkov::cpu

@@ -1,0 +1,194 @@
+// Routing, the routed experts wave by wave, and the shared expert.
+#include <algorithm>
+#include <cmath>
+
+#include "ops.h"
+
+namespace cherenkov::cpu {
+
+namespace {
+
+// Intermediate activations of (row, rank) pairs, those of one expert side by side.
+struct Activations {
+    Activations(Engine& e, int pairs, int inter)
+        : width(static_cast<size_t>(inter)),
+          gate(e.scratch.take(static_cast<size_t>(pairs) * width)),
+          up(e.scratch.take(static_cast<size_t>(pairs) * width)),
+          packed(e, gate, width, pairs, inter) {}
+
+    size_t width;
+    float* gate;  // then silu(gate) * up
+    float* up;
+    Inputs packed;
+};
+
+// One expert and the pairs it works for: `pairs` of the activations, from `first` on.
+struct Job {
+    Weights gate, up, down;
+    Activations* activations;
+    int first, pairs;
+    Row *gates, *ups, *outputs;
+};
+
+// A job whose pairs are still to be added.
+Job make_job(Engine& e, const Weights& gate, const Weights& up, const Weights& down, Activations& activations, int first,
+             int pairs) {
+    const auto n = static_cast<size_t>(pairs);
+    return {gate, up, down, &activations, first, 0, e.scratch.take<Row>(n), e.scratch.take<Row>(n), e.scratch.take<Row>(n)};
+}
+
+void add_pair(Job& job, const Inputs& x, int row, float* out) {
+    const size_t at = static_cast<size_t>(job.first + job.pairs) * job.activations->width;
+    job.gates[job.pairs] = {x.row(job.gate, row), job.activations->gate + at};
+    job.ups[job.pairs] = {x.row(job.up, row), job.activations->up + at};
+    job.outputs[job.pairs++] = {nullptr, out};
+}
+
+void compute(Engine& e, Job* jobs, int count) {
+    constexpr size_t cache = size_t{64} << 10;
+    Task* tasks = e.scratch.take<Task>(static_cast<size_t>(count));
+    for (int j = 0; j < count; j++) {
+        const size_t bytes = jobs[j].gate.row_bytes() + jobs[j].up.row_bytes();
+        tasks[j] = {jobs[j].gate.rows, shared_cost(bytes, jobs[j].pairs), 1 + cache / (bytes + 1)};
+    }
+    in_pieces(e, tasks, count, [&](int j, int first, int last, int) {
+        const Job& job = jobs[j];
+        e.k.multiply(job.gate, e.precision, job.gates, job.pairs, first, last);
+        e.k.multiply(job.up, e.precision, job.ups, job.pairs, first, last);
+        for (int i = 0; i < job.pairs; i++)
+            e.k.silu_times(job.gates[i].y + first, job.ups[i].y + first, last - first);
+    });
+    for (int j = 0; j < count; j++) {
+        Job& job = jobs[j];
+        job.activations->packed.prepare(job.down);
+        for (int i = 0; i < job.pairs; i++) job.outputs[i].x = job.activations->packed.row(job.down, job.first + i);
+        const size_t bytes = job.down.row_bytes();
+        tasks[j] = {job.down.rows, shared_cost(bytes, job.pairs), 1 + cache / (bytes + 1)};
+    }
+    in_pieces(e, tasks, count, [&](int j, int first, int last, int) {
+        e.k.multiply(jobs[j].down, e.precision, jobs[j].outputs, jobs[j].pairs, first, last);
+    });
+}
+
+// The pairs of each expert of a wave: those of experts[i] are order[begins[i]] .. order[begins[i + 1] - 1], ascending.
+struct Sorted {
+    int* begins;
+    int* order;
+};
+
+Sorted sort_pairs(Engine& e, const Wave& wave, const int32_t* ids, int pairs) {
+    int32_t highest = 0;
+    for (int p = 0; p < pairs; p++) highest = std::max(highest, ids[p]);
+    for (int i = 0; i < wave.count; i++) highest = std::max(highest, wave.experts[i]);
+    int* place = e.scratch.take<int>(static_cast<size_t>(highest) + 1);  // of an expert in the wave
+    std::fill(place, place + highest + 1, -1);
+    for (int i = 0; i < wave.count; i++) place[wave.experts[i]] = i;
+    const auto n = static_cast<size_t>(wave.count);
+    Sorted sorted{e.scratch.take<int>(n + 1), e.scratch.take<int>(static_cast<size_t>(pairs))};
+    std::fill(sorted.begins, sorted.begins + n + 1, 0);
+    for (int p = 0; p < pairs; p++)
+        if (const int i = place[ids[p]]; i >= 0) sorted.begins[i + 1]++;
+    for (size_t i = 0; i < n; i++) sorted.begins[i + 1] += sorted.begins[i];
+    int* next = e.scratch.take<int>(n + 1);
+    std::copy(sorted.begins, sorted.begins + n, next);
+    for (int p = 0; p < pairs; p++)
+        if (const int i = place[ids[p]]; i >= 0) sorted.order[next[i]++] = p;
+    return sorted;
+}
+
+}  // namespace
+
+void route(Engine& e, const Weights& gate, int top_k, bool normalise, const float* x, int rows, int32_t* ids,
+           float* weights) {
+    const auto experts = static_cast<size_t>(gate.rows), k = static_cast<size_t>(top_k);
+    float* scores = e.scratch.take(static_cast<size_t>(rows) * experts);
+    Inputs in(e, x, static_cast<size_t>(gate.cols), rows, gate.cols);
+    const Product product{&gate, &in, scores, experts};
+    multiply(e, &product, 1);
+    const Task task{rows, experts * static_cast<size_t>(top_k + 4), 0};
+    in_pieces(e, &task, 1, [&](int, int first, int last, int) {
+        for (int r = first; r < last; r++) {
+            float* row = scores + static_cast<size_t>(r) * experts;
+            e.k.softmax(row, gate.rows);
+            float sum = 0;
+            for (size_t i = static_cast<size_t>(r) * k; i < static_cast<size_t>(r + 1) * k; i++) {
+                ids[i] = e.k.argmax(row, gate.rows, &weights[i]);
+                row[ids[i]] = -1.0F;  // taken: below every probability
+                sum += weights[i];
+            }
+            if (!normalise) continue;
+            for (size_t i = static_cast<size_t>(r) * k; i < static_cast<size_t>(r + 1) * k; i++) weights[i] /= sum;
+        }
+    });
+}
+
+Weights Record::matrix(const uint8_t* slot, int which) const {
+    Weights w;
+    w.rows = which == 2 ? hidden : inter;
+    w.cols = which == 2 ? inter : hidden;
+    w.bits = bits;
+    w.codes = slot + codes[which];
+    w.codes_stride = static_cast<size_t>(w.cols) * static_cast<size_t>(bits) / 8;
+    if (bits < 16) {
+        w.group = group;
+        w.scales = slot + scales[which];
+        w.biases = slot + biases[which];
+        w.scales_stride = static_cast<size_t>(w.cols / group) * 2;
+    }
+    return w;
+}
+
+void expert_wave(Engine& e, const Record& record, const uint8_t* pool, const Wave& wave, const float* x,
+                 const int32_t* ids, int rows, int top_k, float* each, const SharedExpert* shared, float* shared_out) {
+    const auto hidden = static_cast<size_t>(record.hidden);
+    Inputs in(e, x, hidden, rows, record.hidden);
+    const Sorted sorted = sort_pairs(e, wave, ids, rows * top_k);
+    Activations routed(e, sorted.begins[wave.count], record.inter);
+    Activations for_shared(e, shared != nullptr ? rows : 0, shared != nullptr ? shared->gate.rows : 0);
+    Job* jobs = e.scratch.take<Job>(static_cast<size_t>(wave.count + 1));
+    int count = 0;
+    for (int i = 0; i < wave.count; i++) {
+        const int first = sorted.begins[i], last = sorted.begins[i + 1];
+        if (first == last) continue;
+        const uint8_t* slot = pool + static_cast<size_t>(wave.slots[i]) * record.stride;
+        Job& job = jobs[count++];
+        job = make_job(e, record.matrix(slot, 0), record.matrix(slot, 1), record.matrix(slot, 2), routed, first, last - first);
+        in.prepare(job.gate);  // up has the same form
+        for (int n = first; n < last; n++)
+            add_pair(job, in, sorted.order[n] / top_k, each + static_cast<size_t>(sorted.order[n]) * hidden);
+    }
+    float* switches = nullptr;
+    if (shared != nullptr) {
+        for (const Weights* w : {&shared->gate, &shared->up, &shared->switch_}) in.prepare(*w);
+        Job& job = jobs[count++];
+        job = make_job(e, shared->gate, shared->up, shared->down, for_shared, 0, rows);
+        switches = e.scratch.take(static_cast<size_t>(rows));
+        for (int r = 0; r < rows; r++) {
+            add_pair(job, in, r, shared_out + static_cast<size_t>(r) * hidden);
+            const Row row{in.row(shared->switch_, r), switches + r};
+            e.k.multiply(shared->switch_, e.precision, &row, 1, 0, 1);
+        }
+    }
+    compute(e, jobs, count);
+    if (shared == nullptr) return;
+    for (int r = 0; r < rows; r++) {
+        float* out = shared_out + static_cast<size_t>(r) * hidden;
+        e.k.scale(out, 1.0F / (1.0F + std::exp(-switches[r])), record.hidden, out);
+    }
+}
+
+void combine_experts(Engine& e, const float* each, const float* weights, const float* shared_out, int rows, int top_k,
+                     int hidden, float* out) {
+    const auto width = static_cast<size_t>(hidden), k = static_cast<size_t>(top_k);
+    const float** ranks = e.scratch.take<const float*>(static_cast<size_t>(rows) * k);
+    for (size_t i = 0; i < static_cast<size_t>(rows) * k; i++) ranks[i] = each + i * width;
+    const Task task{rows, width * (k + 1) * 2, 0};
+    in_pieces(e, &task, 1, [&](int, int first, int last, int) {
+        for (int r = first; r < last; r++) {
+            const auto at = static_cast<size_t>(r);
+            e.k.combine(ranks + at * k, weights + at * k, top_k, shared_out + at * width, 1.0F, hidden, out + at * width);
+        }
+    });
+}
+
+}  // namespace cherenkov::cpu

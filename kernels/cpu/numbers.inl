@@ -1,0 +1,309 @@
+// Everything that is not a product with a matrix, written once over an instruction set `Isa`. Included by isa_*.cpp,
+// inside an anonymous namespace, after multiply.inl.
+//
+// Sums over a row run in vectors of Isa::lanes with a fixed number of partial sums, folded by one tree: the order
+// depends on the row's length alone.
+
+// Calls f(i, n) for n = lanes at a time, then once for the rest.
+template <typename F>
+ALWAYS_INLINE void sweep(int count, F f) {
+    int i = 0;
+    for (; i + lanes <= count; i += lanes) f(i, lanes);
+    if (i < count) f(i, count - i);
+}
+
+ALWAYS_INLINE Float load(const float* at, int n) { return n == lanes ? Isa::load(at) : Isa::load_some(at, n); }
+ALWAYS_INLINE void store(float* at, Float x, int n) {
+    if (n == lanes) Isa::store(at, x);
+    else Isa::store_some(at, x, n);
+}
+
+// e^x, to about one unit in the last place. Below -87 it stays at e^-87 and above 88 at e^88; NaN passes.
+ALWAYS_INLINE Float exponential(Float x) {
+    x = Isa::max(Isa::splat(-87.0F), x);
+    x = Isa::min(Isa::splat(88.0F), x);
+    const Float n = Isa::round(Isa::mul(x, Isa::splat(1.44269504F)));
+    Float r = Isa::fmadd(n, Isa::splat(-0.693359375F), x);  // ln 2 in two parts, so that n * part is exact
+    r = Isa::fmadd(n, Isa::splat(2.12194440e-4F), r);
+    Float p = Isa::splat(1.9875691500e-4F);  // minimax on [-ln2 / 2, ln2 / 2], after Cephes
+    p = Isa::fmadd(p, r, Isa::splat(1.3981999507e-3F));
+    p = Isa::fmadd(p, r, Isa::splat(8.3334519073e-3F));
+    p = Isa::fmadd(p, r, Isa::splat(4.1665795894e-2F));
+    p = Isa::fmadd(p, r, Isa::splat(1.6666665459e-1F));
+    p = Isa::fmadd(p, r, Isa::splat(5.0000001201e-1F));
+    p = Isa::fmadd(Isa::mul(r, r), p, r);
+    return Isa::times_power_of_two(Isa::add(p, Isa::splat(1.0F)), n);
+}
+
+inline float exponential(float x) { return Isa::first(exponential(Isa::splat(x))); }
+
+ALWAYS_INLINE Float one_plus_exp_of_minus(Float x) {
+    return Isa::add(Isa::splat(1.0F), exponential(Isa::sub(Isa::zero(), x)));
+}
+ALWAYS_INLINE Float sigmoid(Float x) { return Isa::div(Isa::splat(1.0F), one_plus_exp_of_minus(x)); }
+ALWAYS_INLINE Float silu(Float x) { return Isa::div(x, one_plus_exp_of_minus(x)); }
+
+float dot(const float* a, const float* b, int n) {
+    Float sum[4] = {Isa::zero(), Isa::zero(), Isa::zero(), Isa::zero()};
+    int i = 0;
+    for (; i + 4 * lanes <= n; i += 4 * lanes)
+        for (int k = 0; k < 4; k++)
+            sum[k] = Isa::fmadd(Isa::load(a + i + k * lanes), Isa::load(b + i + k * lanes), sum[k]);
+    sweep(n - i, [&](int j, int m) { sum[0] = Isa::fmadd(load(a + i + j, m), load(b + i + j, m), sum[0]); });
+    return Isa::sum(Isa::add(Isa::add(sum[0], sum[2]), Isa::add(sum[1], sum[3])));
+}
+
+void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+    const float inverse = 1.0F / __builtin_sqrtf(dot(x, x, n) / static_cast<float>(n) + eps);
+    const Float factor = Isa::splat(inverse);
+    sweep(n, [&](int i, int m) {
+        store(out + i, Isa::mul(Isa::mul(load(x + i, m), factor), load(weight + i, m)), m);
+    });
+}
+
+void scale(const float* x, float a, int n, float* out) {
+    const Float factor = Isa::splat(a);
+    sweep(n, [&](int i, int m) { store(out + i, Isa::mul(load(x + i, m), factor), m); });
+}
+
+void unit(const float* x, int n, float eps, float factor, float* out) {
+    scale(x, factor / __builtin_sqrtf(dot(x, x, n) + eps), n, out);
+}
+
+void add_scaled(float* y, float a, const float* x, int n) {
+    const Float factor = Isa::splat(a);
+    sweep(n, [&](int i, int m) { store(y + i, Isa::fmadd(load(x + i, m), factor, load(y + i, m)), m); });
+}
+
+void add(float* y, const float* x, int n) {
+    sweep(n, [&](int i, int m) { store(y + i, Isa::add(load(y + i, m), load(x + i, m)), m); });
+}
+
+void silu_scaled(float* x, float a, int n) {
+    const Float factor = Isa::splat(a);
+    sweep(n, [&](int i, int m) { store(x + i, silu(Isa::mul(load(x + i, m), factor)), m); });
+}
+
+void silu_times(float* gate, const float* up, int n) {
+    sweep(n, [&](int i, int m) { store(gate + i, Isa::mul(silu(load(gate + i, m)), load(up + i, m)), m); });
+}
+
+void times_sigmoid(float* y, const float* gate, int n) {
+    sweep(n, [&](int i, int m) { store(y + i, Isa::mul(load(y + i, m), sigmoid(load(gate + i, m))), m); });
+}
+
+void times_silu(float* y, const float* gate, int n) {
+    sweep(n, [&](int i, int m) { store(y + i, Isa::mul(load(y + i, m), silu(load(gate + i, m))), m); });
+}
+
+void mix_streams(const float* mix, const float* x, int streams, size_t stride, int n, float* out) {
+    const Float share = Isa::splat(1.0F / static_cast<float>(streams));
+    sweep(n, [&](int i, int m) {
+        Float sum = Isa::zero();
+        for (int s = 0; s < streams; s++) {
+            const size_t at = static_cast<size_t>(s) * stride + static_cast<size_t>(i);
+            sum = Isa::fmadd(sigmoid(load(mix + at, m)), load(x + at, m), sum);
+        }
+        store(out + i, Isa::mul(sum, share), m);
+    });
+}
+
+void convolve(const float* const* inputs, const float* weights, size_t stride, int taps, int n, float* out) {
+    sweep(n, [&](int i, int m) {
+        Float sum = Isa::zero();
+        for (int t = 0; t < taps; t++)
+            sum = Isa::fmadd(load(inputs[t] + i, m), load(weights + static_cast<size_t>(t) * stride + i, m), sum);
+        store(out + i, sum, m);
+    });
+}
+
+float largest(const float* x, int n) {
+    float best = x[0];
+    int i = 0;
+    if (n >= lanes) {
+        Float top = Isa::load(x);
+        for (i = lanes; i + lanes <= n; i += lanes) top = Isa::max(top, Isa::load(x + i));
+        float each[lanes];
+        Isa::store(each, top);
+        for (int l = 0; l < lanes; l++) best = each[l] > best ? each[l] : best;
+    }
+    for (; i < n; i++) best = x[i] > best ? x[i] : best;
+    return best;
+}
+
+// Exponentials of x - top, in place; returns their sum.
+float exponentials(float* x, float top, int n) {
+    const Float shift = Isa::splat(top);
+    Float sum = Isa::zero();
+    int i = 0;
+    for (; i + lanes <= n; i += lanes) {
+        const Float e = exponential(Isa::sub(Isa::load(x + i), shift));
+        Isa::store(x + i, e);
+        sum = Isa::add(sum, e);
+    }
+    float rest = 0;
+    for (; i < n; i++) {
+        x[i] = exponential(x[i] - top);
+        rest += x[i];
+    }
+    return Isa::sum(sum) + rest;
+}
+
+void softmax(float* x, int n) {
+    const float sum = exponentials(x, largest(x, n), n);
+    const Float inverse = Isa::splat(sum);
+    sweep(n, [&](int i, int m) { store(x + i, Isa::div(load(x + i, m), inverse), m); });
+}
+
+int argmax(const float* x, int n, float* best) {
+    *best = largest(x, n);
+    for (int i = 0; i < n; i++)
+        if (x[i] == *best) return i;
+    return 0;  // nothing but NaN
+}
+
+void combine(const float* const* each, const float* weights, int count, const float* last, float last_weight, int n,
+             float* out) {
+    sweep(n, [&](int i, int m) {
+        Float sum = Isa::zero();
+        for (int k = 0; k < count; k++) sum = Isa::fmadd(load(each[k] + i, m), Isa::splat(weights[k]), sum);
+        store(out + i, Isa::fmadd(load(last + i, m), Isa::splat(last_weight), sum), m);
+    });
+}
+
+// --- DeltaNet ---------------------------------------------------------------------------------------------------------
+
+// V vectors of value columns; `n` columns of the last one exist. The state is read twice: what the key recalls must be
+// known before it changes.
+template <int V>
+ALWAYS_INLINE void delta_columns(float* state, size_t stride, const float* q, const float* k, const float* v,
+                                 float decay, float beta, int keys, int n, float* out) {
+    const auto width = [&](int j) { return j == V - 1 ? n : lanes; };
+    const Float keep = Isa::splat(decay);
+    Float change[V], y[V];
+    for (int j = 0; j < V; j++) change[j] = y[j] = Isa::zero();
+    for (int i = 0; i < keys; i++) {
+        const float* s = state + static_cast<size_t>(i) * stride;
+        const Float key = Isa::splat(k[i]);
+        for (int j = 0; j < V; j++) change[j] = Isa::fmadd(key, load(s + j * lanes, width(j)), change[j]);
+    }
+    for (int j = 0; j < V; j++) {
+        const Float recalled = Isa::mul(change[j], keep);
+        change[j] = Isa::mul(Isa::splat(beta), Isa::sub(load(v + j * lanes, width(j)), recalled));
+    }
+    for (int i = 0; i < keys; i++) {
+        float* s = state + static_cast<size_t>(i) * stride;
+        const Float key = Isa::splat(k[i]), query = Isa::splat(q[i]);
+        for (int j = 0; j < V; j++) {
+            const Float now = Isa::fmadd(key, change[j], Isa::mul(keep, load(s + j * lanes, width(j))));
+            store(s + j * lanes, now, width(j));
+            y[j] = Isa::fmadd(query, now, y[j]);
+        }
+    }
+    for (int j = 0; j < V; j++) store(out + j * lanes, y[j], width(j));
+}
+
+void delta_step(float* state, const float* q, const float* k, const float* v, float decay, float beta, int key_dim,
+                int value_dim, float* out) {
+    const auto stride = static_cast<size_t>(value_dim);
+    int c = 0;
+    for (; c + 4 * lanes <= value_dim; c += 4 * lanes)
+        delta_columns<4>(state + c, stride, q, k, v + c, decay, beta, key_dim, lanes, out + c);
+    sweep(value_dim - c, [&](int j, int n) {
+        delta_columns<1>(state + c + j, stride, q, k, v + c + j, decay, beta, key_dim, n, out + c + j);
+    });
+}
+
+// --- attention --------------------------------------------------------------------------------------------------------
+
+void rotate(float* x, const float* cosines, const float* sines, int half) {
+    sweep(half, [&](int i, int m) {
+        const Float a = load(x + i, m), b = load(x + half + i, m);
+        const Float c = load(cosines + i, m), s = load(sines + i, m);
+        store(x + i, Isa::sub(Isa::mul(a, c), Isa::mul(b, s)), m);
+        store(x + half + i, Isa::fmadd(b, c, Isa::mul(a, s)), m);
+    });
+}
+
+// Dot products of H vectors, `stride` apart, with one other.
+template <int H>
+ALWAYS_INLINE void dots(const float* heads, size_t stride, const float* x, int dim, float (&out)[H]) {
+    Float sum[H];
+    for (int h = 0; h < H; h++) sum[h] = Isa::zero();
+    sweep(dim, [&](int i, int m) {
+        const Float v = load(x + i, m);
+        for (int h = 0; h < H; h++)
+            sum[h] = Isa::fmadd(load(heads + static_cast<size_t>(h) * stride + i, m), v, sum[h]);
+    });
+    for (int h = 0; h < H; h++) out[h] = Isa::sum(sum[h]);
+}
+
+void block_scores(const float* queries, int heads, const float* keys, int dim, int first, int last, float* scores) {
+    const auto stride = static_cast<size_t>(dim);
+    for (int b = first; b < last; b++) scores[b] = 0;
+    by_fours(heads, [&]<int H>(int h) {
+        for (int b = first; b < last; b++) {
+            float each[H];
+            dots<H>(queries + static_cast<size_t>(h) * stride, stride, keys + static_cast<size_t>(b) * stride, dim, each);
+            for (int k = 0; k < H; k++) scores[b] += each[k] > 0 ? each[k] : 0;
+        }
+    });
+}
+
+void attend(const float* queries, int heads, int dim, Tokens keys, Tokens values, const int32_t* chosen, int first,
+            int count, float* scratch, Partial out) {
+    const auto wide = static_cast<size_t>(dim), run = static_cast<size_t>(count);
+    const auto token = [&](int t) { return static_cast<size_t>(chosen != nullptr ? chosen[t] : first + t); };
+    by_fours(heads, [&]<int H>(int h) {
+        const auto head = static_cast<size_t>(h);
+        float* weights = scratch + head * run;
+        for (int t = 0; t < count; t++) {
+            float each[H];
+            dots<H>(queries + head * wide, wide, keys.data + token(t) * keys.stride, dim, each);
+            for (int k = 0; k < H; k++) weights[static_cast<size_t>(k) * run + t] = each[k];
+        }
+        for (int k = 0; k < H; k++) {
+            float* row = weights + static_cast<size_t>(k) * run;
+            out.top[h + k] = largest(row, count);
+            out.sum[h + k] = exponentials(row, out.top[h + k], count);
+        }
+        sweep(dim, [&](int i, int m) {
+            Float sum[H];
+            for (int k = 0; k < H; k++) sum[k] = Isa::zero();
+            for (int t = 0; t < count; t++) {
+                const Float v = load(values.data + token(t) * values.stride + i, m);
+                for (int k = 0; k < H; k++)
+                    sum[k] = Isa::fmadd(Isa::splat(weights[static_cast<size_t>(k) * run + t]), v, sum[k]);
+            }
+            for (int k = 0; k < H; k++) store(out.out + (head + static_cast<size_t>(k)) * wide + i, sum[k], m);
+        });
+    });
+}
+
+void merge(Partial into, Partial next, int heads, int dim) {
+    for (int h = 0; h < heads; h++) {
+        const float top = into.top[h] > next.top[h] ? into.top[h] : next.top[h];
+        const float a = exponential(into.top[h] - top), b = exponential(next.top[h] - top);
+        into.top[h] = top;
+        into.sum[h] = into.sum[h] * a + next.sum[h] * b;
+        float* y = into.out + static_cast<size_t>(h) * static_cast<size_t>(dim);
+        const float* x = next.out + static_cast<size_t>(h) * static_cast<size_t>(dim);
+        const Float fa = Isa::splat(a), fb = Isa::splat(b);
+        sweep(dim, [&](int i, int m) {
+            store(y + i, Isa::fmadd(load(x + i, m), fb, Isa::mul(load(y + i, m), fa)), m);
+        });
+    }
+}
+
+constexpr uint8_t precisions_offered() {
+    uint8_t mask = 1;
+    if (Isa::has_bf16) mask |= 1 << static_cast<int>(Precision::bf16);
+    if (Isa::has_integers) mask |= 1 << static_cast<int>(Precision::int16) | 1 << static_cast<int>(Precision::int8);
+    return mask;
+}
+
+constexpr Kernels make_kernels(const char* name, Precision preferred) {
+    return {name, preferred, precisions_offered(), packed_bytes, pack, multiply, rms_norm, unit, dot, add_scaled, add,
+            scale, silu_scaled, silu_times, times_sigmoid, times_silu, mix_streams, convolve, softmax, argmax, combine,
+            delta_step, rotate, block_scores, attend, merge};
+}

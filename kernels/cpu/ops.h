@@ -1,0 +1,137 @@
+// The table of operations of cherenkov/backends/base.py on host memory. Shapes and meaning are documented there; here
+// is how each runs. All arrays are float32, C-contiguous, and belong to the caller.
+//
+// Letters: R rows, D hidden, S streams, V vocabulary, E experts, K chosen experts, H heads.
+#pragma once
+#include <vector>
+
+#include "engine.h"
+
+namespace cherenkov::cpu {
+
+// Rows [start, stop) are consecutive tokens of one sequence, the first at `position`; State is what it remembers.
+template <typename State>
+struct Span {
+    int start, stop, position;
+    State state;
+};
+
+constexpr int max_taps = 16;  // of convolutions
+
+// A tensor [channels, taps], turned so that a tap's weights of neighbouring channels are neighbours.
+struct Taps {
+    std::vector<float> weights;  // [taps, channels]
+    int taps = 0;
+    int channels = 0;
+    Taps() = default;
+    Taps(const float* by_channel, int channels, int taps);
+};
+
+// tokens[R] -> wide [R, S*D]. Tokens must be in [0, V).
+void embed(Engine&, const Weights& table, int streams, const int32_t* tokens, int rows, float* wide);
+// One row of a matrix as float32.
+void dequantise_row(const Weights&, int row, float* out);
+
+struct GatedResidual {
+    const float* norm;
+    Weights down, up, inject;  // inject.rows == 0: only reads
+    int streams, hidden;
+    float eps;
+};
+// wide [R, S*D] -> block [R, D], gain [R, S] (may be null if there is no inject). Two regions.
+void read_residual(Engine&, const GatedResidual&, const float* wide, int rows, float* block, float* gain);
+// wide += gain x block, in place.
+void inject(Engine&, float* wide, const float* block, const float* gain, int rows, int streams, int hidden);
+
+struct DeltaState {
+    float* history;  // [taps - 1, C]
+    float* matrix;   // [Hv, dk, dv]
+};
+struct DeltaNet {
+    Weights qkv, z, a, b, out;
+    Taps conv;
+    std::vector<float> rate;  // exp(a_log) [Hv]
+    const float* dt_bias;
+    const float* norm;
+    int hidden, key_heads, value_heads, key_dim, value_dim;
+    bool sigmoid_gate;
+    float eps;
+};
+// Three regions: projections with the convolution, heads, output.
+void delta_net(Engine&, const DeltaNet&, const float* x, int rows, const std::vector<Span<DeltaState>>&, float* out);
+
+struct AttentionState {
+    float* keys;        // [T, Hkv, d]
+    float* values;      // [T, Hkv, d]
+    float* index_keys;  // [T, di]
+    float* block_keys;  // [T / block, di]
+};
+struct SparseAttention {
+    Weights q, k, v, o, index;
+    const float *q_bias, *k_bias, *v_bias, *o_bias;  // or null
+    const float *q_norm, *k_norm, *index_q_norm, *index_k_norm;
+    int hidden, heads, kv_heads, head_dim, index_heads, index_dim, block, budget;
+    std::vector<float> frequencies;  // [rotary_dim / 2]
+    float eps;
+};
+// Projections; rotation and cache; block scores where the context exceeds the budget; attention; output.
+void sparse_attention(Engine&, const SparseAttention&, const float* x, int rows,
+                      const std::vector<Span<AttentionState>>&, float* out);
+
+struct Ple {
+    Weights key, value;
+    const float *norm_key, *norm_query, *norm_conv;
+    Taps conv;
+    int dilation, streams, hidden;
+    float eps;
+};
+// wide += gated n-gram features, in place; the state is the history [(taps - 1) * dilation, S*D].
+void ple(Engine&, const Ple&, float* wide, const float* features, int rows, const std::vector<Span<float*>>&);
+
+// x [R, D] -> ids [R, K] by falling score, ties to the lower id; weights [R, K].
+void route(Engine&, const Weights& gate, int top_k, bool normalise, const float* x, int rows, int32_t* ids,
+           float* weights);
+
+struct SharedExpert {
+    Weights gate, up, down, switch_;
+};
+// Where the matrices of an expert lie inside its record.
+struct Record {
+    int inter, hidden, bits, group;
+    size_t stride;                   // between slots
+    size_t codes[3], scales[3], biases[3];  // of gate, up, down
+    Weights matrix(const uint8_t* slot, int which) const;
+};
+// Experts that are in memory now: experts[i] in slot slots[i].
+struct Wave {
+    const int32_t* experts;
+    const int32_t* slots;
+    int count;
+};
+// Outputs of one wave's experts for the rows routed to them, to each[R, K, D]; the rest of `each` stays. With `shared`,
+// the shared expert's outputs to shared_out [R, D], weighted already. Two regions.
+void expert_wave(Engine&, const Record&, const uint8_t* pool, const Wave&, const float* x, const int32_t* ids, int rows,
+                 int top_k, float* each, const SharedExpert* shared, float* shared_out);
+// out = sum over ranks of weight * each, in rank order, + shared_out.
+void combine_experts(Engine&, const float* each, const float* weights, const float* shared_out, int rows, int top_k,
+                     int hidden, float* out);
+
+struct DraftFuse {
+    const float *norm_embedding, *norm_hidden;
+    Weights fc_embedding, fc_hidden;
+    int streams, hidden;
+    float eps;
+};
+void fuse(Engine&, const DraftFuse&, const Weights& table, const int32_t* tokens, const float* wide, int rows,
+          float* out);
+
+struct Head {
+    GatedResidual mixer;
+    Weights matrix;
+};
+// Logits [count, V] of chosen rows of a residual.
+void logits(Engine&, const Head&, const float* wide, const int32_t* chosen, int count, float* out);
+// The most likely token of each; ties to the lowest.
+void argmax(Engine&, const Head&, const float* wide, const int32_t* chosen, int count, int32_t* out);
+
+}  // namespace cherenkov::cpu
