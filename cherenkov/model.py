@@ -107,7 +107,7 @@ class Model:
         backend: Backend[Any, Any],
         *,
         plan: Plan,
-        check_records: bool = True,
+        check_records: str = "first",
     ) -> None:
         self.path = store.path
         self.plan = plan
@@ -127,7 +127,7 @@ class Model:
         self._engine = _engine(store, backend, self.experts, plan)
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913 - settings, each by its name
         cls,
         selector: str | os.PathLike[str] = "demo",
         *,
@@ -137,6 +137,7 @@ class Model:
         threads: int | None = None,
         precision: str | None = None,
         isa: str | None = None,
+        check_records: str | None = None,
         on_event: Listener = ignore,
     ) -> Self:
         """Open a model, preparing it first if need be.
@@ -150,6 +151,7 @@ class Model:
             threads: compute threads, 0 for one a core.
             precision: of activations inside matrix products: `float32`, `bf16`, `int16`, `int8`.
             isa: instruction set of the native backend.
+            check_records: compare the checksum of a record that is read: `first` time, `always`, `never`.
             on_event: told of progress and choices. What is left out comes from the settings.
 
         Raises:
@@ -166,6 +168,7 @@ class Model:
             "threads": threads,
             "precision": precision,
             "isa": isa,
+            "check_records": check_records,
         }
         settings = load_settings(**{k: v for k, v in asked.items() if v is not None})
         store = PackedStore.open(locate(selector, on_event))
@@ -218,7 +221,7 @@ class Model:
             sampling: how to choose them; greedy by default.
             system: system message.
             thinking: let the model think first, if its template knows how.
-            raw: do not apply the chat template.
+            raw: do not apply the chat template; spellings of control tokens are control tokens.
             ignore_eos: go on to `max_tokens`, whatever the model says.
 
         Raises:
@@ -265,7 +268,10 @@ class Model:
     def encode_prompt(
         self, prompt: str, *, system: str | None = None, thinking: bool = False, raw: bool = False
     ) -> list[int]:
-        """Token ids of a prompt, chat template applied unless `raw`. Text never becomes a control token.
+        """Token ids of a prompt.
+
+        With the chat template, only the template writes control tokens; what the prompt spells stays text. With
+        `raw` the prompt is the caller's own, and spellings of control tokens are control tokens.
 
         Raises:
             RequestError: if the prompt is empty or no valid text.
@@ -274,7 +280,7 @@ class Model:
         if not prompt:
             raise RequestError("the prompt is empty", param="prompt")
         if raw:
-            return self._tokenizer.encode(prompt)
+            return self._tokenizer.encode(prompt, special=True)
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
         rendered = self._chat_template().render(messages, thinking=thinking)
@@ -442,14 +448,18 @@ class Model:
 
 
 def _open_experts(
-    store: PackedStore, backend: Backend[Any, Any], slots: int, *, check: bool
+    store: PackedStore, backend: Backend[Any, Any], slots: int, *, check: str
 ) -> ExpertStore:
     section = store.manifest.experts
     sums = None
-    if check and store.integrity is not None:
+    if check != "never" and store.integrity is not None:
         sums = np.array(store.integrity.records, dtype=np.uint64)
     reader = RecordReader(
-        store.experts_path, store.expert_layout.stride_bytes, section.experts, sums
+        store.experts_path,
+        store.expert_layout.stride_bytes,
+        section.experts,
+        sums,
+        every_time=check == "always",
     )
     pool = backend.pool(store.expert_layout, slots)
     return ExpertStore(pool, reader, section.layers, section.experts)

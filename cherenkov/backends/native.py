@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from cherenkov.packing.layout import ExpertLayout
 
 try:
-    from cherenkov import _native
+    import cherenkov._native as _native  # noqa: PLR0402 - the package itself is not what is meant
 except ImportError as error:
     _missing = str(error)
 else:
@@ -84,11 +84,12 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 class Matrix:
-    """A placed matrix `[out, in]`: the host's bytes, described to the kernels."""
+    """A placed matrix `[out, in]`: the host's bytes, used where they are, and described to the kernels."""
 
-    __slots__ = ("placed", "shape")
+    __slots__ = ("host", "placed", "shape")
 
     def __init__(self, host: HostMatrix) -> None:
+        self.host = host
         self.shape = host.shape
         self.placed = _native.Matrix(
             host.codes, host.scales, host.biases, *host.shape, host.bits, host.group
@@ -162,7 +163,8 @@ class Native(Backend[Matrix, Floats]):
 
     @override
     def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:
-        return ExpertPool(layout, _huge_pages(slots * layout.stride_bytes).reshape(slots, -1))
+        memory = _huge_pages(slots * layout.stride_bytes)
+        return ExpertPool(layout, memory.reshape(slots, layout.stride_bytes))
 
     # operations
 

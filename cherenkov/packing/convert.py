@@ -50,7 +50,8 @@ class OutputFile:
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         try:
-            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self.descriptor = os.open(path, flags, 0o644)
             os.ftruncate(self.descriptor, size)
         except OSError as error:
             raise DiskError.wrap(error, path, "create") from error

@@ -15,13 +15,12 @@ __all__ = ["command"]
 @click.option(
     "--bits",
     type=int,
-    default=4,
-    show_default=True,
-    help="Bits per weight of BF16 checkpoints: 4, 8, or 16 to leave them as they are.",
+    default=None,
+    help="Bits per weight: 4, 8, or 16 to leave BF16 as it is. Default: as the checkpoint comes, or else 4.",
 )
 @click.option("--threads", type=int, default=0, metavar="N", help="Workers; 0 is one a core.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress or notes.")
-def command(source: str, output: str, bits: int, threads: int, quiet: bool) -> None:
+def command(source: str, output: str, bits: int | None, threads: int, quiet: bool) -> None:
     """Make a store of SOURCE, a checkpoint folder in Hugging Face or MLX layout.
 
     May be stopped at any time: run it again and it goes on where it was.

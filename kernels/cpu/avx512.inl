@@ -31,11 +31,8 @@ struct Isa {
     static ALWAYS_INLINE Float min(Float a, Float b) { return _mm512_min_ps(a, b); }
     static ALWAYS_INLINE Float fmadd(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
     static ALWAYS_INLINE Float round(Float x) { return _mm512_roundscale_ps(x, 0); }
-    static ALWAYS_INLINE Float times_power_of_two(Float x, Float n) {
-        const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
-        return _mm512_mul_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23)));
-    }
-    static ALWAYS_INLINE float first(Float x) { return _mm512_cvtss_f32(x); }
+    static ALWAYS_INLINE Float times_power_of_two(Float x, Float n) { return _mm512_scalef_ps(x, n); }
+    static ALWAYS_INLINE float first(Float x) { return _mm_cvtss_f32(_mm512_castps512_ps128(x)); }
     static ALWAYS_INLINE __m128 quarter(Float x) {
         const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
         return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -70,6 +67,26 @@ struct Isa {
     }
     static ALWAYS_INLINE Float load_bytes(const uint8_t* at) {
         return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+    }
+
+    // activations: whole numbers to words, and a block of 128 words w to four vectors [w[4i + j] for i] by j
+    static ALWAYS_INLINE void store_words(int16_t* at, Float whole) {
+        const __m512i x = _mm512_cvtps_epi32(whole);
+        const __m256i words = _mm256_packs_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm256_permute4x64_epi64(words, 0xd8));
+    }
+    static ALWAYS_INLINE void scatter_words(const void* words, void* out) {
+        const auto* from = static_cast<const char*>(words);
+        auto* to = static_cast<char*>(out);
+        const __m512i in[4] = {_mm512_loadu_si512(from), _mm512_loadu_si512(from + 64), _mm512_loadu_si512(from + 128),
+                               _mm512_loadu_si512(from + 192)};
+        for (int pair = 0; pair < 2; pair++) {  // j = 2 * pair in the lower half, 2 * pair + 1 in the upper
+            const __m512i index = _mm512_load_si512(every_fourth[pair]);
+            const __m512i low = _mm512_permutex2var_epi16(in[0], index, in[1]);
+            const __m512i high = _mm512_permutex2var_epi16(in[2], index, in[3]);
+            _mm512_storeu_si512(to + 128 * pair, _mm512_shuffle_i64x2(low, high, 0x44));
+            _mm512_storeu_si512(to + 128 * pair + 64, _mm512_shuffle_i64x2(low, high, 0xee));
+        }
     }
 
     // codes of a block: 128 of them, or the first `left` if Tail
@@ -114,7 +131,8 @@ struct Isa {
             even = _mm512_and_si512(doubled, low);
             odd = _mm512_and_si512(_mm512_srli_epi16(doubled, 2), low);
         } else {  // 16 codes to each 64-bit lane, then eight of them by their bit offsets
-            const Int v = _mm512_permutexvar_epi8(table(three_qwords), load_codes<Bits, Tail>(at, left));
+            const Int packed = load_codes<Bits, Tail>(at, left);
+            const Int v = _mm512_permutexvar_epi8(table(three_qwords), packed);
             even = _mm512_and_si512(_mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x2a241e18120c0600), v), low);
             odd = _mm512_and_si512(_mm512_multishift_epi64_epi8(_mm512_set1_epi64(0x2d27211b150f0903), v), low);
         }
@@ -164,6 +182,9 @@ struct Isa {
 private:
     static ALWAYS_INLINE Int table(const uint8_t (&bytes)[64]) { return _mm512_load_si512(bytes); }
 
+    alignas(64) static constexpr uint16_t every_fourth[2][32] = {
+        {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61},
+        {2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62, 3, 7, 11, 15, 19, 23, 27, 31, 35, 39, 43, 47, 51, 55, 59, 63}};
     alignas(64) static constexpr uint8_t three_words[64] = {
         0,  1,  1,  2,  3,  4,  4,  5,  6,  7,  7,  8,  9,  10, 10, 11, 12, 13, 13, 14, 15, 16, 16, 17, 18, 19, 19, 20, 21, 22, 22, 23,
         24, 25, 25, 26, 27, 28, 28, 29, 30, 31, 31, 32, 33, 34, 34, 35, 36, 37, 37, 38, 39, 40, 40, 41, 42, 43, 43, 44, 45, 46, 46, 47};

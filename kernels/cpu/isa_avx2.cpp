@@ -75,6 +75,28 @@ struct Isa {
         return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
     }
 
+    // activations: whole numbers to words, and a block of 64 words w to four vectors [w[4i + j] for i] by j
+    static ALWAYS_INLINE void store_words(int16_t* at, Float whole) {
+        const __m256i x = _mm256_cvtps_epi32(whole);
+        const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(at), words);
+    }
+    static ALWAYS_INLINE void scatter_words(const void* words, void* out) {
+        const auto* from = static_cast<const __m256i*>(words);
+        auto* to = static_cast<__m256i*>(out);
+        const __m256i pairs = _mm256_broadcastsi128_si256(
+            _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+        __m256i v[4];  // in each half of v[r], 32-bit lane j: two words of vector j
+        for (int r = 0; r < 4; r++) v[r] = _mm256_shuffle_epi8(_mm256_loadu_si256(from + r), pairs);
+        const __m256i a = _mm256_unpacklo_epi32(v[0], v[2]), b = _mm256_unpacklo_epi32(v[1], v[3]);
+        const __m256i c = _mm256_unpackhi_epi32(v[0], v[2]), d = _mm256_unpackhi_epi32(v[1], v[3]);
+        const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        _mm256_storeu_si256(to, _mm256_permutevar8x32_epi32(_mm256_unpacklo_epi32(a, b), order));
+        _mm256_storeu_si256(to + 1, _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi32(a, b), order));
+        _mm256_storeu_si256(to + 2, _mm256_permutevar8x32_epi32(_mm256_unpacklo_epi32(c, d), order));
+        _mm256_storeu_si256(to + 3, _mm256_permutevar8x32_epi32(_mm256_unpackhi_epi32(c, d), order));
+    }
+
     // codes of a block: 64 of them, or 32 if Tail, which only groups of 32 leave
     static ALWAYS_INLINE Int load_int(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
     static ALWAYS_INLINE Float to_float(Int x) { return _mm256_cvtepi32_ps(x); }

@@ -1,4 +1,4 @@
-#include <immintrin.h>
+#include "avx512_intrinsics.h"
 
 #include "isa.h"
 #define ISA_BF16 0

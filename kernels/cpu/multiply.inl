@@ -50,6 +50,10 @@ size_t packed_bytes(const Packing& packing, int cols) {
     return packing.kind == Packing::plain ? 0 : packed_layout(packing, cols).bytes;
 }
 
+// Isa, as a name that depends on P: an instruction set need not have the functions of precisions that it lacks.
+template <Precision>
+struct With : Isa {};
+
 inline float round_to_bf16(float x) {
     uint32_t bits = __builtin_bit_cast(uint32_t, x);
     const uint32_t quiet = (bits & 0x7fffffff) > 0x7f800000 ? 0x400000 : 0;  // NaN stays NaN
@@ -57,35 +61,42 @@ inline float round_to_bf16(float x) {
     return __builtin_bit_cast(float, bits & 0xffff0000);
 }
 
-// Rounds a group to integers of at most `limit`; returns the step, NaN if an input is not finite.
-inline float round_group(const float* x, int n, float limit, int32_t* out) {
-    float top = 0, poison = 0;
-    for (int i = 0; i < n; i++) {
-        const float size = x[i] < 0 ? -x[i] : x[i];
-        top = size > top ? size : top;
-        poison += x[i] * 0.0F;
+// Rounds a group to integers of at most `limit`; returns the step, NaN if an input is not finite. `sum` is that of the
+// integers, which float32 holds exactly.
+template <Precision P>
+inline float round_group(const float* x, int n, int16_t* out, float* sum) {
+    constexpr float limit = P == Precision::int16 ? 32767.0F : 127.0F;
+    Float top = Isa::zero(), poison = Isa::zero(), total = Isa::zero();
+    for (int i = 0; i < n; i += lanes) {
+        const Float v = Isa::load(x + i);
+        top = Isa::max(top, Isa::max(v, Isa::sub(Isa::zero(), v)));
+        poison = Isa::fmadd(v, Isa::zero(), poison);  // NaN if v is not finite
     }
-    const float inverse = top > 0 && poison == 0 ? limit / top : 0.0F;
-    for (int i = 0; i < n; i++) {
-        constexpr float magic = 12582912.0F;  // 1.5 * 2^23: adding it rounds to the nearest integer, ties to even
-        const float whole = poison == 0 ? (x[i] * inverse + magic) - magic : 0.0F;
-        out[i] = static_cast<int32_t>(whole);
+    float tops[lanes], highest = 0;
+    Isa::store(tops, top);
+    for (int l = 0; l < lanes; l++) highest = tops[l] > highest ? tops[l] : highest;
+    const float bad = Isa::sum(poison);
+    if (bad != 0 || highest == 0) {
+        memset(out, 0, static_cast<size_t>(n) * sizeof *out);
+        *sum = 0;
+        return bad;
     }
-    return top / limit + poison;
+    const Float inverse = Isa::splat(limit / highest);
+    for (int i = 0; i < n; i += lanes) {
+        const Float whole = Isa::round(Isa::mul(Isa::load(x + i), inverse));
+        total = Isa::add(total, whole);
+        With<P>::store_words(out + i, whole);
+    }
+    *sum = Isa::sum(total);
+    return highest / limit;
 }
 
 // A block of one row, values at i in column order, to where the kernels look for it.
-template <typename T>
-inline void scatter_words(const T* values, T* out) {
-    for (int j = 0; j < 4; j++)
-        for (int i = 0; i < 2 * lanes; i++) out[j * 2 * lanes + i] = values[4 * i + j];
-}
-
-inline void scatter_bytes(const int8_t* values, int8_t* out) {
+inline void scatter_bytes(const int16_t* values, int8_t* out) {
     for (int half = 0; half < 2; half++)
         for (int i = 0; i < 2 * lanes; i++) {
-            out[half * 4 * lanes + 2 * i] = values[4 * i + half];
-            out[half * 4 * lanes + 2 * i + 1] = values[4 * i + 2 + half];
+            out[half * 4 * lanes + 2 * i] = static_cast<int8_t>(values[4 * i + half]);
+            out[half * 4 * lanes + 2 * i + 1] = static_cast<int8_t>(values[4 * i + 2 + half]);
         }
 }
 
@@ -111,27 +122,18 @@ inline void pack_block(const float* x, int left, int group, unsigned char* out, 
         uint16_t words[block_codes];
         for (int i = 0; i < block_codes; i++)
             words[i] = static_cast<uint16_t>(__builtin_bit_cast(uint32_t, values[i]) >> 16);
-        scatter_words(words, reinterpret_cast<uint16_t*>(out));
+        With<P>::scatter_words(words, out);
     } else {
-        int32_t whole[block_codes] = {};
+        int16_t whole[block_codes] = {};
         for (int l = 0; l < lanes; l++) scales[l] = 0;
         for (int g = 0; g * group < left; g++) {
-            const float step = round_group(x + g * group, group, P == Precision::int16 ? 32767.0F : 127.0F,
-                                           whole + g * group);
-            int32_t sum = 0;
-            for (int i = 0; i < group; i++) sum += whole[g * group + i];
-            sums[g] = step * static_cast<float>(sum);
+            float sum;
+            const float step = round_group<P>(x + g * group, group, whole + g * group, &sum);
+            sums[g] = step * sum;
             for (int l = g * group / 8; l < (g + 1) * group / 8; l++) scales[l] = step;
         }
-        if constexpr (P == Precision::int16) {
-            int16_t words[block_codes];
-            for (int i = 0; i < block_codes; i++) words[i] = static_cast<int16_t>(whole[i]);
-            scatter_words(words, reinterpret_cast<int16_t*>(out));
-        } else {
-            int8_t octets[block_codes];
-            for (int i = 0; i < block_codes; i++) octets[i] = static_cast<int8_t>(whole[i]);
-            scatter_bytes(octets, reinterpret_cast<int8_t*>(out));
-        }
+        if constexpr (P == Precision::int16) With<P>::scatter_words(whole, out);
+        else scatter_bytes(whole, reinterpret_cast<int8_t*>(out));
     }
 }
 
@@ -147,6 +149,11 @@ void pack_codes(const Packing& packing, const float* x, int cols, unsigned char*
     }
 }
 
+template <Precision P, bool Offered>
+void pack_if(const Packing& packing, const float* x, int cols, unsigned char* out) {
+    if constexpr (Offered) pack_codes<P>(packing, x, cols, out);
+}
+
 void pack(const Packing& packing, const float* x, int cols, void* to) {
     auto* out = static_cast<unsigned char*>(to);
     const PackedLayout layout = packed_layout(packing, cols);
@@ -159,15 +166,9 @@ void pack(const Packing& packing, const float* x, int cols, void* to) {
     }
     switch (packing.precision) {
         case Precision::float32: return pack_codes<Precision::float32>(packing, x, cols, out);
-        case Precision::bf16:
-            if constexpr (Isa::has_bf16) return pack_codes<Precision::bf16>(packing, x, cols, out);
-            return;
-        case Precision::int16:
-            if constexpr (Isa::has_integers) return pack_codes<Precision::int16>(packing, x, cols, out);
-            return;
-        case Precision::int8:
-            if constexpr (Isa::has_integers) return pack_codes<Precision::int8>(packing, x, cols, out);
-            return;
+        case Precision::bf16: return pack_if<Precision::bf16, Isa::has_bf16>(packing, x, cols, out);
+        case Precision::int16: return pack_if<Precision::int16, Isa::has_integers>(packing, x, cols, out);
+        case Precision::int8: return pack_if<Precision::int8, Isa::has_integers>(packing, x, cols, out);
     }
 }
 
@@ -225,10 +226,6 @@ ALWAYS_INLINE void add_biases(const Strip<R>& strip, const Inputs<M>& in, int gr
         }
     }
 }
-
-// Isa, as a name that depends on P: an instruction set need not have the functions of precisions that it lacks.
-template <Precision>
-struct With : Isa {};
 
 // One block of R output rows and M input rows. `left` codes of it exist; the rest read as zero if Tail.
 template <int Bits, Precision P, int M, int R, bool Tail>

@@ -139,7 +139,10 @@ class Engine:
 
     def _draft_logits(self, wide: Floats) -> Floats:
         last = [len(wide) - 1]
-        return np.array(self.ops.host(self.network.draft_logits(self.ops.array(wide), last)))[0]
+        row: Floats = np.array(
+            self.ops.host(self.network.draft_logits(self.ops.array(wide), last))
+        )[0]
+        return row
 
     def _states(self, state: State[Any]) -> dict[str, Floats]:
         """DeltaNet and PLE states as recorded, and what attention layers cached."""

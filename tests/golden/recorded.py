@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TOLERANCE", "VECTORS", "Recorded", "notes"]
+__all__ = ["FOUR_BIT", "QUANTISED", "TOLERANCE", "VECTORS", "Recorded", "notes"]
 
 VECTORS = Path(__file__).parent / "vectors"
+FOUR_BIT = "-4bit"
+QUANTISED = ("null-gate-4bit", "thirty-twos-4bit")
+"""Tiny models recorded also from their 4-bit weights: groups of 64, groups of 32, n-gram rows of 16."""
 TOLERANCE = 2e-4
 """Of the largest logit, at least 1: what float32 may differ by. The oracle's own error is 7e-6 at most."""
 

@@ -15,6 +15,7 @@ from tests.golden.recorded import TOLERANCE, Recorded, notes
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+from tests.tiny import fingerprint
 
 PROMPTS = ("chat", "prose", "segments", "single")
 
@@ -22,10 +23,10 @@ PROMPTS = ("chat", "prose", "segments", "single")
 class Subject:
     """Glow: recorded, prepared, opened."""
 
-    def __init__(self, name: str, source: Path, bits: int, folder: Path) -> None:
+    def __init__(self, name: str, store: Path) -> None:
         self.name = name
         self.recorded = Recorded(name)
-        self.engine = Engine(prepare(source, folder / "store", bits=bits))
+        self.engine = Engine(store)
         self._whole: dict[str, Run] = {}
 
     def whole(self, prompt: str) -> Run:
@@ -39,12 +40,22 @@ class Subject:
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Subject]:
-    source, bits = (glow.FOUR_BIT, 4) if request.param == "glow-4bit" else (glow.BF16, 16)
-    if not source.is_dir():
-        pytest.skip(f"Glow's BF16 weights are not there: {source}")
-    made = Subject(request.param, source, bits, tmp_path_factory.mktemp(request.param))
+    if request.param == "glow-4bit":
+        store = request.getfixturevalue("glow_store")
+    else:
+        source = request.getfixturevalue("glow_bf16")
+        store = prepare(source, tmp_path_factory.mktemp("glow") / "store", bits=16)
+    made = Subject(request.param, store)
     yield made
     made.engine.close()
+
+
+def test_the_weights_are_those_recorded(subject: Subject, request: pytest.FixtureRequest) -> None:
+    if subject.name == "glow-4bit":
+        tensors = glow.dequantised()
+    else:
+        tensors = glow.half_precision(request.getfixturevalue("glow_bf16"))
+    assert fingerprint(tensors) == notes(subject.name)["fingerprint"]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

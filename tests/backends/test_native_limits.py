@@ -1,0 +1,196 @@
+"""The native backend at its edges: options, bad shapes, threads, fork, memory."""
+
+import gc
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cherenkov.backends.base import Embedding, Options, Routes, Span
+from cherenkov.backends.native import Native, instruction_sets
+from cherenkov.checkpoint.affine import HostMatrix
+from cherenkov.errors import BackendError, CapacityError
+from cherenkov.packing.layout import ExpertLayout
+from tests.backends.arithmetic import random
+from tests.backends.choices import ISAS, needs_kernels, start
+from tests.backends.layers import SMALL, WIDE, Arrivals, Layers, host_matrix
+
+pytestmark = needs_kernels
+
+
+def test_options():
+    assert instruction_sets()[-1] == "portable"
+    assert Native().detail.startswith(instruction_sets()[0])
+    assert Native(Options(threads=1)).detail.endswith("activations")
+    assert "1 thread," in Native(Options(threads=1)).detail
+    portable = Native(Options(threads=3, isa="portable", precision="int8"))
+    assert portable.detail == "portable, 3 threads, float32 activations (portable offers no int8)"
+    with pytest.raises(BackendError, match="no 'sse9' kernels"):
+        Native(Options(isa="sse9"))
+    with pytest.raises(BackendError, match="precision must be"):
+        Native(Options(precision="float16"))
+    with pytest.raises(BackendError, match="threads"):
+        Native(Options(threads=-1))
+
+
+@pytest.mark.parametrize("isa", [i for i in ISAS if i != "portable"])
+def test_precisions(isa):
+    for precision in ("float32", "int16", "int8"):
+        assert f"{precision} activations" in start(isa, precision).detail
+    bf16 = start(isa, "bf16").detail
+    assert ("bf16 activations" in bf16) == (isa == "avx512_bf16")
+    if isa != "avx512_bf16":
+        assert "int16 activations" in bf16
+        assert "offers no bf16" in bf16
+
+
+def test_close():
+    ops = start("")
+    matrix = ops.matrix(host_matrix(random(0)(64, 256), 4, 64))
+    x = np.ones((3, 256), np.float32)
+    ops.linear(matrix, x)
+    ops.close()
+    ops.close()
+    with pytest.raises(BackendError, match="closed"):
+        ops.linear(matrix, x)
+
+
+def test_no_thread_is_left_behind():
+    tasks = Path("/proc/self/task")
+
+    def threads():
+        return len(list(tasks.iterdir()))
+
+    if not tasks.is_dir():
+        pytest.skip("this system does not list a process's threads")
+    before = threads()
+    ops = start("", threads=4)
+    assert threads() == before  # none before it is used
+    matrix = ops.matrix(host_matrix(random(0)(512, 512), 4, 64))
+    ops.linear(matrix, np.ones((9, 512), np.float32))
+    assert threads() == before + 3
+    ops.close()
+    assert threads() == before
+
+
+def test_matrices_are_checked():
+    ops = start("")
+    good = host_matrix(random(0)(4, 64), 4, 32)
+    with pytest.raises(BackendError, match="groups"):
+        ops.matrix(HostMatrix((4, 64), 4, 16, good.codes, good.scales, good.biases))
+    with pytest.raises(BackendError, match="bits"):
+        ops.matrix(HostMatrix((4, 64), 5, 32, good.codes, good.scales, good.biases))
+    with pytest.raises(BackendError, match="shape"):
+        ops.matrix(HostMatrix((4, 128), 4, 32, good.codes, good.scales, good.biases))
+    with pytest.raises(BackendError, match="scales"):
+        ops.matrix(HostMatrix((4, 64), 4, 32, good.codes))
+    with pytest.raises(BackendError, match="shape"):
+        ops.matrix(HostMatrix((5, 64), 4, 32, good.codes, good.scales, good.biases))
+
+
+def test_what_would_go_out_of_bounds_is_refused():
+    ops = start("")
+    layers = Layers(ops, SMALL)
+    table = layers.embedding()
+    for token in (-1, SMALL.vocab):
+        with pytest.raises(BackendError, match="vocabulary"):
+            ops.embed(table, np.array([0, token], dtype=np.int32))
+    attention, x = layers.attention(), layers.draw(3, SMALL.hidden)
+    with pytest.raises(BackendError, match="full"):
+        ops.sparse_attention(attention, x, [Span(0, 3, 62, layers.attention_state(64))])
+    with pytest.raises(BackendError, match="span"):
+        ops.sparse_attention(attention, x, [Span(0, 4, 0, layers.attention_state(64))])
+    with pytest.raises(BackendError, match="every row"):
+        ops.sparse_attention(attention, x, [Span(0, 2, 0, layers.attention_state(64))])
+    with pytest.raises(BackendError, match="state"):
+        ops.delta_net(layers.delta(), x, [Span(0, 3, 0, Layers(ops, WIDE).delta_state())])
+    head = layers.head()
+    wide = layers.draw(3, SMALL.streams * SMALL.hidden)
+    with pytest.raises(BackendError, match="row"):
+        ops.logits(head, wide, [3])
+    with pytest.raises(BackendError, match="shapes"):
+        ops.logits(head, x, [0])
+    layout, records = layers.records()
+    routes = Routes(np.zeros((3, 1), np.int32), np.ones((3, 1), np.float32))
+    arrivals = Arrivals(ops, layout, records, [[0]])
+    arrivals.waves[0].slots[0] = len(records)
+    with pytest.raises(BackendError, match="slot"):
+        ops.experts(layers.shared(), x, routes, arrivals)
+    arrivals.waves.clear()
+    with pytest.raises(BackendError, match="no expert arrived"):
+        ops.experts(layers.shared(), x, routes, arrivals)
+
+
+def test_weights_live_as_long_as_they_are_used():
+    ops = start("")
+    matrix = ops.matrix(host_matrix(random(0)(512, 512), 4, 64))
+    x = random(1)(2, 512)
+    expected = ops.linear(matrix, x)
+    placed, shape = matrix.placed, matrix.shape
+    del matrix
+    gc.collect()
+    junk = [np.full(512 * 64, 255, np.uint8) for _ in range(64)]
+    out = np.empty((2, shape[0]), np.float32)
+    ops._engine.linear(placed, x, out)
+    np.testing.assert_array_equal(out, expected)
+    assert len(junk) == 64
+
+
+def test_several_threads_may_call():
+    ops = start("", threads=3)
+    matrices = [ops.matrix(host_matrix(random(i)(256, 512), 4, 64)) for i in range(4)]
+    x = random(9)(5, 512)
+    expected = [ops.linear(m, x) for m in matrices]
+    wrong = []
+
+    def work(i):
+        outs = [ops.linear(matrices[i], x) for _ in range(30)]
+        wrong.extend(i for out in outs if not np.array_equal(out, expected[i]))
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+    ops.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_computes_alone():
+    ops = start("", threads=3)
+    matrix = ops.matrix(host_matrix(random(0)(512, 512), 4, 64))
+    x = random(1)(5, 512)
+    expected = ops.linear(matrix, x)
+    child = os.fork()
+    if child == 0:
+        same = np.array_equal(ops.linear(matrix, x), expected)
+        ops.close()
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    ops.close()
+
+
+def test_pool():
+    ops = start("")
+    layout = ExpertLayout(64, 64)
+    pool = ops.pool(layout, 3)
+    assert pool.memory.shape == (3, layout.stride_bytes)
+    assert pool.memory.ctypes.data % 4096 == 0
+    assert pool.memory.flags.writeable
+    assert not pool.memory.any()
+    assert ops.pool(layout, 0).slots == 0
+    with pytest.raises(CapacityError, match="smaller pool"):
+        ops.pool(layout, 1 << 45)
+
+
+def test_no_rows():
+    ops = start("")
+    layers = Layers(ops, SMALL)
+    table = layers.embedding()
+    assert ops.embed(Embedding(table.table, 2), np.zeros(0, np.int32)).shape == (0, 128)
+    wide = np.zeros((0, SMALL.streams * SMALL.hidden), np.float32)
+    assert ops.logits(layers.head(), wide, []).shape == (0, SMALL.vocab)
