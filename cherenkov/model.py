@@ -15,6 +15,7 @@ from cherenkov.architectures import family_of
 from cherenkov.backends import create
 from cherenkov.backends.base import Backend, Options
 from cherenkov.budget import available_memory, demand_of, make_plan
+from cherenkov.comparison import Difference, admit_reference, differences
 from cherenkov.config import load_settings
 from cherenkov.errors import ContextTooLong, RequestError
 from cherenkov.events import Listener, ignore
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from cherenkov.budget import Plan
     from cherenkov.experts.stats import ExpertStats
 
-__all__ = ["Difference", "Model", "Run"]
+__all__ = ["Model", "Run"]
 
 T = TypeVar("T")
 GREEDY = Sampling()
@@ -65,28 +66,6 @@ class Run:
     decode_s: float
     finish_reason: str | None
     experts: ExpertStats
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How far two backends are apart at one place of the forward pass, over all rows.
-
-    Attributes:
-        place: such as `layer 3` or `logits`.
-        largest: largest absolute difference.
-        scale: largest magnitude in the reference, at least 1.
-        argmax_differs: rows whose most likely token differs although the reference's margin is clear; for logits.
-    """
-
-    place: str
-    largest: float
-    scale: float
-    argmax_differs: int = 0
-
-    @property
-    def relative(self) -> float:
-        """`largest` over `scale`."""
-        return self.largest / self.scale
 
 
 class Model:
@@ -316,22 +295,26 @@ class Model:
     def check(self, ids: Sequence[int], *, margin: float = 1e-2) -> list[Difference]:
         """Run the `reference` backend beside this one, and say how far apart they are after each layer.
 
-        The reference takes its own memory, about eight times that of the resident weights.
-
         Args:
             ids: token ids, at least one.
             margin: the reference's lead of a token, relative to the logits' scale, that counts as clear.
+
+        Raises:
+            CapacityError: if the reference does not fit: it keeps the resident weights as float32, eight times as large.
+            RequestError: as `logits`.
         """
         self._admit(ids)
+        admit_reference(self.plan, available_memory())
         reference = create("reference")
         experts = _open_experts(self._store, reference, self.plan.slots, check=self._check_records)
         engine = _engine(self._store, reference, experts, self.plan)
         try:
-            ours, theirs = self._trace(self._engine, ids), self._trace(engine, ids)
+            with self._lock:
+                self._check_open()
+                return differences(self._engine, engine, ids, margin)
         finally:
             engine.network.close()
             experts.close()
-        return [_compare(place, ours[place], theirs[place], margin) for place in theirs]
 
     def close(self) -> None:
         """Close files, threads and the template process. Safe to call twice."""
@@ -390,21 +373,6 @@ class Model:
                 # A copy, since a backend may reuse the memory of its results.
                 rows = np.array(self._backend.host(network.logits(wide, range(stop - start))))
             yield rows
-
-    def _trace(self, engine: Engine, ids: Sequence[int]) -> dict[str, NDArray[np.float32]]:
-        """What flows through the model after each layer, and the logits, over all of `ids`."""
-        seen: dict[str, list[NDArray[np.float32]]] = {}
-
-        def see(place: str, value: Any) -> None:
-            seen.setdefault(place, []).append(np.array(engine.backend.host(value)))
-
-        state = engine.network.new_state(self.plan.context_tokens)
-        for start, stop in chunks(len(ids), self.plan.chunk_rows):
-            with self._lock:
-                self._check_open()
-                wide = engine.network.forward(Rows([(state, ids[start:stop])]), see)
-                see("logits", engine.network.logits(wide, range(stop - start)))
-        return {place: np.concatenate(parts) for place, parts in seen.items()}
 
     def _taking_turns(self, steps: Iterator[T]) -> Iterator[T]:
         """The same steps, each made while no other thread's is."""
@@ -476,15 +444,3 @@ def _text_folder(store: PackedStore) -> Path:
     """Where tokenizer and template lie: in the store, or beside it in the older layout."""
     found = store.file("tokenizer.json")
     return store.path if found is None else found.parent
-
-
-def _compare(
-    place: str, ours: NDArray[np.float32], theirs: NDArray[np.float32], margin: float
-) -> Difference:
-    scale = max(1.0, float(np.abs(theirs).max()))
-    differs = 0
-    if place == "logits":
-        top = np.sort(np.partition(theirs, -2, axis=1)[:, -2:], axis=1)
-        clear = top[:, 1] - top[:, 0] > margin * scale
-        differs = int((clear & (ours.argmax(axis=1) != theirs.argmax(axis=1))).sum())
-    return Difference(place, float(np.abs(ours - theirs).max()), scale, differs)

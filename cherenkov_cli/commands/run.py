@@ -12,7 +12,8 @@ from cherenkov.errors import RequestError
 from cherenkov_cli.show import Reporter, say, summary, table
 
 if TYPE_CHECKING:
-    from cherenkov.model import Difference, Model
+    from cherenkov.comparison import Difference
+    from cherenkov.model import Model
     from cherenkov.sampling import Sampling
 
 __all__ = ["command"]

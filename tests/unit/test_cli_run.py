@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cherenkov import model, sampling
+from cherenkov.comparison import Difference
 from cherenkov.errors import (
     Cancelled,
     CapacityError,
@@ -20,7 +21,7 @@ from cherenkov.errors import (
 )
 from cherenkov.events import Note, Progress
 from cherenkov.experts.stats import ExpertStats
-from cherenkov.model import Difference, Run
+from cherenkov.model import Run
 from cherenkov_cli.main import run
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,6 @@ from cherenkov.experts.rows import RowTable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cherenkov.architectures.qwen4_exp.ngrams import NgramHash
     from cherenkov.architectures.qwen4_exp.weights import Weights
     from cherenkov.backends.base import Backend
     from cherenkov.checkpoint.inventory import Inventory
@@ -68,8 +67,6 @@ class _Qwen4ExpFamily:
         _check_experts(store, config)
         weights = load(config, store.dense(), backend)
         _check_hashes(store, weights)
-        for layer, layout in zip(config.ple_layers, store.ngram_layouts, strict=True):
-            _check_hash(store, layer, weights.layers[layer].hash, layout.rows)
         tables = {
             layer: RowTable(path, layout)
             for layer, path, layout in zip(
@@ -87,20 +84,6 @@ def _row_scratch(c: Config) -> int:
     mixer = max(c.channels + 2 * c.value_heads * c.value_dim, 4 * c.heads * c.head_dim)
     mixture = (c.top_k + 2) * c.hidden + 3 * c.top_k * c.inter + c.experts
     return _FLOAT * (4 * c.wide + max(mixer, mixture))
-
-
-def _check_hash(store: PackedStore, layer: int, hashed: NgramHash | None, rows: int) -> None:
-    """Every row that the hash can name must be in the table."""
-    assert hashed is not None, "a layer with a table has a hash"
-    sizes, offsets = hashed.sizes, hashed.offsets
-    if (sizes < 1).any() or (offsets < 0).any() or (offsets > rows - sizes).any():
-        raise CorruptModel(
-            store.dense_path,
-            "the n-gram hash names rows beyond the table",
-            item=f"layer {layer}",
-            expected=f"{rows} rows",
-            found=f"sizes {sizes.tolist()}, offsets {offsets.tolist()}",
-        )
 
 
 def _check_experts(store: PackedStore, config: Config) -> None:
