@@ -12,7 +12,7 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -43,8 +43,8 @@ class Settings(BaseModel):
     """Longest sequence; None for the model's or the library's default."""
     pool: str | float = "adaptive"
     """Memory for experts: `adaptive`, `max`, or GB."""
-    check_records: bool = True
-    """Compare the checksum of every record that is read."""
+    check_records: Literal["first", "always", "never"] = "first"
+    """Compare the checksum of a record that is read: the first time, each time, or never."""
 
     @field_validator("threads", "context_tokens", mode="before")
     @classmethod

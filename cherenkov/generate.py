@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cherenkov.errors import ContextTooLong, RequestError
 from cherenkov.prefill import prefill
-from cherenkov.sampling import Sampling, choose
+from cherenkov.sampling import Occurrences, Sampling, choose
 from cherenkov.state import Rows
 
 if TYPE_CHECKING:
@@ -63,13 +63,16 @@ def generate(
     max_tokens = _admit(engine, prompt, max_tokens)
     network, state = engine.network, engine.network.new_state(engine.context_tokens)
     random = sampling.generator()
+    seen = Occurrences(prompt) if sampling.needs_occurrences else None
     logits = prefill(network, state, prompt, engine.chunk_rows, check)
     for count in range(1, max_tokens + 1):
         row = engine.backend.host(logits)[0]  # [V]
-        token = choose(row, sampling, random, backend=engine.backend.name)
+        token = choose(row, sampling, random, seen=seen, backend=engine.backend.name)
         if token in stop_ids:
             yield Step(token, "stop")
             return
+        if seen is not None:
+            seen.add(token)
         yield Step(token, "length" if count == max_tokens else None)
         if count < max_tokens:
             check()

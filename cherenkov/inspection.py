@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["inspect"]
 
 
-def inspect(path: str | os.PathLike[str], *, bits: int = 4) -> dict[str, Any]:
+def inspect(path: str | os.PathLike[str], *, bits: int | None = None) -> dict[str, Any]:
     """Describe a store or a checkpoint, in plain values that JSON can hold.
 
     Args:
         path: the folder of a store or of a checkpoint, or `"demo"`.
-        bits: width that preparing would use, for a checkpoint that is not quantised.
+        bits: width that preparing would use; None as in `prepare`.
 
     Returns:
         `kind` (store or checkpoint), `architecture`, `parameters`, `tensors`, `layers`, `experts`, `draft_head`,
@@ -54,10 +54,10 @@ def _store(folder: Path) -> dict[str, Any]:
     }
 
 
-def _checkpoint(folder: Path, bits: int) -> dict[str, Any]:
+def _checkpoint(folder: Path, bits: int | None) -> dict[str, Any]:
     checkpoint = open_source(folder)
     given = checkpoint.expert_format
-    plan = make_plan(checkpoint, given[0] if given else bits, None)
+    plan = make_plan(checkpoint, bits or (given[0] if given else 4), None)
     files = [f for f in folder.iterdir() if f.suffix == ".safetensors"]
     return {
         "kind": "checkpoint",

@@ -15,6 +15,7 @@ from cherenkov.architectures import family_of
 from cherenkov.backends import create
 from cherenkov.backends.base import Backend, Options
 from cherenkov.budget import available_memory, demand_of, make_plan
+from cherenkov.comparison import Difference, admit_reference, differences
 from cherenkov.config import load_settings
 from cherenkov.errors import ContextTooLong, RequestError
 from cherenkov.events import Listener, ignore
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from cherenkov.budget import Plan
     from cherenkov.experts.stats import ExpertStats
 
-__all__ = ["Difference", "Model", "Run"]
+__all__ = ["Model", "Run"]
 
 T = TypeVar("T")
 GREEDY = Sampling()
@@ -67,28 +68,6 @@ class Run:
     experts: ExpertStats
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How far two backends are apart at one place of the forward pass, over all rows.
-
-    Attributes:
-        place: such as `layer 3` or `logits`.
-        largest: largest absolute difference.
-        scale: largest magnitude in the reference, at least 1.
-        argmax_differs: rows whose most likely token differs although the reference's margin is clear; for logits.
-    """
-
-    place: str
-    largest: float
-    scale: float
-    argmax_differs: int = 0
-
-    @property
-    def relative(self) -> float:
-        """`largest` over `scale`."""
-        return self.largest / self.scale
-
-
 class Model:
     """A model that answers. Make one with `Model.load`; use it in a `with` block, or call `close`.
 
@@ -107,7 +86,7 @@ class Model:
         backend: Backend[Any, Any],
         *,
         plan: Plan,
-        check_records: bool = True,
+        check_records: str = "first",
     ) -> None:
         self.path = store.path
         self.plan = plan
@@ -127,7 +106,7 @@ class Model:
         self._engine = _engine(store, backend, self.experts, plan)
 
     @classmethod
-    def load(
+    def load(  # noqa: PLR0913 - settings, each by its name
         cls,
         selector: str | os.PathLike[str] = "demo",
         *,
@@ -137,6 +116,7 @@ class Model:
         threads: int | None = None,
         precision: str | None = None,
         isa: str | None = None,
+        check_records: str | None = None,
         on_event: Listener = ignore,
     ) -> Self:
         """Open a model, preparing it first if need be.
@@ -150,6 +130,7 @@ class Model:
             threads: compute threads, 0 for one a core.
             precision: of activations inside matrix products: `float32`, `bf16`, `int16`, `int8`.
             isa: instruction set of the native backend.
+            check_records: compare the checksum of a record that is read: `first` time, `always`, `never`.
             on_event: told of progress and choices. What is left out comes from the settings.
 
         Raises:
@@ -166,6 +147,7 @@ class Model:
             "threads": threads,
             "precision": precision,
             "isa": isa,
+            "check_records": check_records,
         }
         settings = load_settings(**{k: v for k, v in asked.items() if v is not None})
         store = PackedStore.open(locate(selector, on_event))
@@ -218,7 +200,7 @@ class Model:
             sampling: how to choose them; greedy by default.
             system: system message.
             thinking: let the model think first, if its template knows how.
-            raw: do not apply the chat template.
+            raw: do not apply the chat template; spellings of control tokens are control tokens.
             ignore_eos: go on to `max_tokens`, whatever the model says.
 
         Raises:
@@ -265,7 +247,10 @@ class Model:
     def encode_prompt(
         self, prompt: str, *, system: str | None = None, thinking: bool = False, raw: bool = False
     ) -> list[int]:
-        """Token ids of a prompt, chat template applied unless `raw`. Text never becomes a control token.
+        """Token ids of a prompt.
+
+        With the chat template, only the template writes control tokens; what the prompt spells stays text. With
+        `raw` the prompt is the caller's own, and spellings of control tokens are control tokens.
 
         Raises:
             RequestError: if the prompt is empty or no valid text.
@@ -274,7 +259,7 @@ class Model:
         if not prompt:
             raise RequestError("the prompt is empty", param="prompt")
         if raw:
-            return self._tokenizer.encode(prompt)
+            return self._tokenizer.encode(prompt, special=True)
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
         rendered = self._chat_template().render(messages, thinking=thinking)
@@ -310,22 +295,26 @@ class Model:
     def check(self, ids: Sequence[int], *, margin: float = 1e-2) -> list[Difference]:
         """Run the `reference` backend beside this one, and say how far apart they are after each layer.
 
-        The reference takes its own memory, about eight times that of the resident weights.
-
         Args:
             ids: token ids, at least one.
             margin: the reference's lead of a token, relative to the logits' scale, that counts as clear.
+
+        Raises:
+            CapacityError: if the reference does not fit: it keeps the resident weights as float32, eight times as large.
+            RequestError: as `logits`.
         """
         self._admit(ids)
+        admit_reference(self.plan, available_memory())
         reference = create("reference")
         experts = _open_experts(self._store, reference, self.plan.slots, check=self._check_records)
         engine = _engine(self._store, reference, experts, self.plan)
         try:
-            ours, theirs = self._trace(self._engine, ids), self._trace(engine, ids)
+            with self._lock:
+                self._check_open()
+                return differences(self._engine, engine, ids, margin)
         finally:
             engine.network.close()
             experts.close()
-        return [_compare(place, ours[place], theirs[place], margin) for place in theirs]
 
     def close(self) -> None:
         """Close files, threads and the template process. Safe to call twice."""
@@ -385,21 +374,6 @@ class Model:
                 rows = np.array(self._backend.host(network.logits(wide, range(stop - start))))
             yield rows
 
-    def _trace(self, engine: Engine, ids: Sequence[int]) -> dict[str, NDArray[np.float32]]:
-        """What flows through the model after each layer, and the logits, over all of `ids`."""
-        seen: dict[str, list[NDArray[np.float32]]] = {}
-
-        def see(place: str, value: Any) -> None:
-            seen.setdefault(place, []).append(np.array(engine.backend.host(value)))
-
-        state = engine.network.new_state(self.plan.context_tokens)
-        for start, stop in chunks(len(ids), self.plan.chunk_rows):
-            with self._lock:
-                self._check_open()
-                wide = engine.network.forward(Rows([(state, ids[start:stop])]), see)
-                see("logits", engine.network.logits(wide, range(stop - start)))
-        return {place: np.concatenate(parts) for place, parts in seen.items()}
-
     def _taking_turns(self, steps: Iterator[T]) -> Iterator[T]:
         """The same steps, each made while no other thread's is."""
         while True:
@@ -442,14 +416,18 @@ class Model:
 
 
 def _open_experts(
-    store: PackedStore, backend: Backend[Any, Any], slots: int, *, check: bool
+    store: PackedStore, backend: Backend[Any, Any], slots: int, *, check: str
 ) -> ExpertStore:
     section = store.manifest.experts
     sums = None
-    if check and store.integrity is not None:
+    if check != "never" and store.integrity is not None:
         sums = np.array(store.integrity.records, dtype=np.uint64)
     reader = RecordReader(
-        store.experts_path, store.expert_layout.stride_bytes, section.experts, sums
+        store.experts_path,
+        store.expert_layout.stride_bytes,
+        section.experts,
+        sums,
+        every_time=check == "always",
     )
     pool = backend.pool(store.expert_layout, slots)
     return ExpertStore(pool, reader, section.layers, section.experts)
@@ -466,15 +444,3 @@ def _text_folder(store: PackedStore) -> Path:
     """Where tokenizer and template lie: in the store, or beside it in the older layout."""
     found = store.file("tokenizer.json")
     return store.path if found is None else found.parent
-
-
-def _compare(
-    place: str, ours: NDArray[np.float32], theirs: NDArray[np.float32], margin: float
-) -> Difference:
-    scale = max(1.0, float(np.abs(theirs).max()))
-    differs = 0
-    if place == "logits":
-        top = np.sort(np.partition(theirs, -2, axis=1)[:, -2:], axis=1)
-        clear = top[:, 1] - top[:, 0] > margin * scale
-        differs = int((clear & (ours.argmax(axis=1) != theirs.argmax(axis=1))).sum())
-    return Difference(place, float(np.abs(ours - theirs).max()), scale, differs)

@@ -82,7 +82,7 @@ def prepare(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
-    bits: int = 4,
+    bits: int | None = None,
     threads: int = 0,
     on_event: Listener = ignore,
 ) -> Path:
@@ -91,7 +91,8 @@ def prepare(
     Args:
         source: the folder of a Hugging Face or MLX checkpoint, or `"demo"`.
         output: the store's folder, which must not hold anything else.
-        bits: of the experts and projections: 4, 8, or 16 to leave BF16 as it is.
+        bits: of the experts and projections: 4, 8, or 16 to leave BF16 as it is; None takes what the checkpoint
+            comes quantised to, or else 4.
         threads: workers, 0 for one a core.
         on_event: told of progress and choices.
 

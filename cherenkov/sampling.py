@@ -1,30 +1,54 @@
 """Choosing the next token from its logits: pure functions over a frozen `Sampling`.
 
-The order is: temperature, top-k, top-p. Ties, everywhere, go to the lowest id. A greedy choice draws no random number,
-any other draws exactly one.
+The order is
+
+1. repetition penalty, then frequency and presence penalties, over the tokens of the prompt and the answer so far;
+2. logit bias;
+3. temperature;
+4. top-k, then top-p, then min-p.
+
+All of it in float64. Ties, everywhere, go to the lowest id. A greedy choice takes the most likely token after step 2 and
+draws no random number, any other draws exactly one.
 """
 
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cherenkov.errors import BackendError, RequestError
+from cherenkov.errors import RequestError
+from cherenkov.nucleus import Nucleus, nucleus_size
+from cherenkov.occurrences import Occurrences
+from cherenkov.ranges import check_real, check_whole, checked_biases, is_real, refused
+from cherenkov.selection import (
+    DRAW_AT_LEAST,
+    Ids,
+    Logits,
+    Row,
+    Weights,
+    draws,
+    largest_ids,
+    largest_logit,
+    place_of,
+)
 
-__all__ = ["Candidates", "Sampling", "candidates", "choose", "greedy"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-Logits = NDArray[np.float32]
-Ids = NDArray[np.int64]
-Weights = NDArray[np.float64]
+__all__ = [
+    "Candidates",
+    "Occurrences",
+    "Sampling",
+    "candidates",
+    "choose",
+    "greedy",
+    "penalised",
+]
 
-_BLOCK = 256
-"""Logits per block when looking for the largest: big enough that few maxima remain, small enough that few others do."""
-_NUCLEUS_START = 64
-"""Tokens looked at first for top-p. Most nuclei are smaller; each further round looks at 16 times as many."""
+MAX_BIASES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +56,15 @@ class Sampling:
     """How tokens are chosen.
 
     Attributes:
-        temperature: divides the logits; 0 is greedy, and then nothing below matters.
+        temperature: divides the logits; 0 is greedy, and then only penalties and biases matter.
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the smallest set of most likely tokens whose probabilities reach p; 1 keeps all.
         seed: the same seed gives the same tokens; None takes one from the operating system.
+        min_p: keep the tokens that are at least p times as likely as the most likely one; 0 keeps all.
+        presence_penalty: subtracted from the logit of every token that occurred, -2 to 2.
+        frequency_penalty: subtracted once for every occurrence, -2 to 2.
+        repetition_penalty: divides the logits of tokens that occurred, or multiplies them if negative; 1 does nothing.
+        logit_bias: added to the logits of tokens, -100 to 100 each. Given as a mapping from id to bias; kept as sorted pairs.
 
     Raises:
         RequestError: if a value is out of range, naming it in `param`.
@@ -45,21 +74,36 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        if not _is_real(self.temperature) or self.temperature < 0:
-            raise _refused("temperature", self.temperature, "a finite number, 0 or more")
-        if not _is_whole(self.top_k) or self.top_k < 0:
-            raise _refused("top_k", self.top_k, "a whole number, 0 or more (0 keeps all)")
-        if not _is_real(self.top_p) or not 0 < self.top_p <= 1:
-            raise _refused("top_p", self.top_p, "a number above 0 and at most 1")
-        if self.seed is not None and (not _is_whole(self.seed) or self.seed < 0):
-            raise _refused("seed", self.seed, "a whole number, 0 or more")
+        check_real("temperature", self.temperature, 0, math.inf, "a finite number, 0 or more")
+        check_whole("top_k", self.top_k, 0, math.inf, "a whole number, 0 or more (0 keeps all)")
+        if not is_real(self.top_p) or not 0 < self.top_p <= 1:
+            raise refused("top_p", self.top_p, "a number above 0 and at most 1")
+        if self.seed is not None:
+            check_whole("seed", self.seed, 0, math.inf, "a whole number, 0 or more")
+        check_real("min_p", self.min_p, 0, 1, "a number from 0 to 1 (0 keeps all)")
+        for name in ("presence_penalty", "frequency_penalty"):
+            check_real(name, getattr(self, name), -2, 2, "a number from -2 to 2")
+        repetition = self.repetition_penalty
+        if not is_real(repetition) or not 0 < repetition <= 10:
+            raise refused("repetition_penalty", repetition, "a number above 0 and at most 10")
+        object.__setattr__(self, "logit_bias", checked_biases(self.logit_bias, MAX_BIASES))
 
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0
+
+    @property
+    def needs_occurrences(self) -> bool:
+        """Whether it matters what occurred: a penalty is set."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     def generator(self) -> np.random.Generator:
         """The random numbers of one answer: PCG64 from the seed."""
@@ -80,7 +124,12 @@ class Candidates:
 
 
 def choose(
-    logits: Logits, sampling: Sampling, random: np.random.Generator, *, backend: str = "unknown"
+    logits: Logits,
+    sampling: Sampling,
+    random: np.random.Generator,
+    *,
+    seen: Occurrences | None = None,
+    backend: str = "unknown",
 ) -> int:
     """Choose a token.
 
@@ -88,19 +137,24 @@ def choose(
         logits: of one position, `[V]`.
         sampling: how to choose.
         random: the generator of this answer, from `Sampling.generator`.
+        seen: the tokens of prompt and answer so far, for the penalties; None is none.
         backend: whose logits these are, for the error.
 
     Raises:
         BackendError: if a logit is NaN or +inf, or all are -inf.
+        RequestError: if `logit_bias` names a token beyond the vocabulary.
     """
+    logits = penalised(logits, sampling, seen)
     if sampling.is_greedy:
         return greedy(logits, backend=backend)
-    kept = candidates(logits, sampling, backend=backend)
-    reached = np.cumsum(kept.probabilities)
-    drawn = int(np.searchsorted(reached, random.random() * reached[-1], side="right"))
-    # Rounding can put the draw at the very end: take the last token that has any probability.
-    last = int(np.searchsorted(reached, reached[-1], side="left"))
-    return int(kept.ids[min(drawn, last)])
+    listed = 0 < sampling.top_k < logits.size or sampling.min_p > 0
+    if listed or logits.size < DRAW_AT_LEAST:
+        kept = candidates(logits, sampling, backend=backend)
+        return int(kept.ids[place_of(random.random(), kept.probabilities)])
+    row = Row(logits, largest_logit(logits, backend), sampling.temperature)
+    if sampling.top_p < 1:
+        return Nucleus.of(row, sampling.top_p).draw(random.random())
+    return next(draws(row, random.random()))
 
 
 def greedy(logits: Logits, *, backend: str = "unknown") -> int:
@@ -109,95 +163,75 @@ def greedy(logits: Logits, *, backend: str = "unknown") -> int:
     Raises:
         BackendError: as `choose`.
     """
-    _largest_logit(logits, backend)
+    largest_logit(logits, backend)
     return int(np.argmax(logits))
 
 
+def penalised(logits: Logits, sampling: Sampling, seen: Occurrences | None = None) -> Logits:
+    """The logits after penalties and biases, `[V]`: the same array if there are none, else a float64 copy.
+
+    Source: repetition, Keskar et al., CTRL (2019); presence and frequency, the OpenAI API reference.
+
+    Raises:
+        RequestError: if `logit_bias` names a token beyond the vocabulary.
+    """
+    punishes = sampling.needs_occurrences and seen is not None and seen.ids.size > 0
+    if not punishes and not sampling.logit_bias:
+        return logits
+    changed = logits.astype(np.float64)
+    if punishes and seen is not None:
+        found, factor = changed[seen.ids], sampling.repetition_penalty
+        found = np.where(found > 0, found / factor, found * factor)
+        found -= sampling.presence_penalty + sampling.frequency_penalty * seen.counts
+        changed[seen.ids] = found
+    for token, bias in dict(sampling.logit_bias).items():
+        if token >= changed.size:
+            raise RequestError(
+                f"logit_bias: there is no token {token}, the last one is {changed.size - 1}",
+                param="logit_bias",
+            )
+        changed[token] += bias
+    return changed
+
+
 def candidates(logits: Logits, sampling: Sampling, *, backend: str = "unknown") -> Candidates:
-    """The tokens left after temperature, top-k and top-p, and their probabilities.
+    """The tokens left after temperature, top-k, top-p and min-p, and their probabilities.
 
     Args:
-        logits: of one position, `[V]`.
+        logits: of one position, `[V]`, penalised already.
         sampling: its temperature must not be 0.
         backend: whose logits these are, for the error.
 
     Raises:
         BackendError: as `choose`.
     """
-    largest = _largest_logit(logits, backend)
-
-    def weigh(ids: Ids | slice) -> Weights:
-        """Unnormalised probabilities in float64; the largest is 1."""
-        below = logits[ids].astype(np.float64) - largest
-        with np.errstate(
-            over="ignore"
-        ):  # a tiny temperature: everything below the largest is impossible
-            weights: Weights = np.exp(below / sampling.temperature)
-        return weights
-
+    row = Row(logits, largest_logit(logits, backend), sampling.temperature)
+    top_p, min_p = sampling.top_p, sampling.min_p
     if 0 < sampling.top_k < logits.size:
-        ids = _largest_ids(logits, sampling.top_k)
-        weights = weigh(ids)
-        if sampling.top_p < 1:
-            ids, weights = _nucleus(ids, weights, sampling.top_p * weights.sum())
-    elif sampling.top_p < 1:
-        target = sampling.top_p * weigh(slice(None)).sum()
-        count = _NUCLEUS_START
-        while True:
-            ids = _largest_ids(logits, count)
-            weights = weigh(ids)
-            if count >= logits.size or weights.sum() >= target:
-                break
-            count *= 16
-        ids, weights = _nucleus(ids, weights, target)
+        ids = largest_ids(logits, sampling.top_k)
+        weights = row.weights(ids)
+        count = nucleus_size(weights, top_p * weights.sum()) if top_p < 1 else ids.size
+        ids, weights = ids[:count], weights[:count]
+    elif min_p > 0:
+        ids, weights = _likely(row, min_p)
+        if top_p < 1:
+            order = np.argsort(-weights, kind="stable")
+            order = order[: Nucleus.of(row, top_p).size_among(weights[order])]
+            ids, weights = ids[order], weights[order]
+    elif top_p < 1:
+        ids, weights = Nucleus.of(row, top_p).members()
     else:
-        ids, weights = np.arange(logits.size), weigh(slice(None))
+        ids, weights = np.arange(logits.size), row.weights(slice(None))
+    if min_p > 0:
+        kept = weights >= min_p  # the most likely token weighs 1
+        ids, weights = ids[kept], weights[kept]
     return Candidates(ids, weights / weights.sum())
 
 
-def _nucleus(ids: Ids, weights: Weights, target: float) -> tuple[Ids, Weights]:
-    """The shortest beginning of the sorted tokens whose weights reach `target`."""
-    count = int(np.searchsorted(np.cumsum(weights), target, side="left")) + 1
-    return ids[:count], weights[:count]
-
-
-def _largest_logit(logits: Logits, backend: str) -> float:
-    if logits.ndim != 1 or not logits.size:
-        raise BackendError(backend, "logits", f"shape {logits.shape} instead of [V]")
-    largest = float(logits.max())  # NaN if any is
-    if not math.isfinite(largest):
-        worst = int(np.argmax(logits))
-        raise BackendError(
-            backend,
-            "logits",
-            f"the logit of token {worst} is {largest}: the weights may be damaged",
-        )
-    return largest
-
-
-def _largest_ids(logits: Logits, count: int) -> Ids:
-    """Ids of the `count` largest logits, largest first, ties by id.
-
-    A block's maximum is one logit, so at least `count` logits reach the `count`-th largest maximum. That bound leaves a
-    short list to sort, for one pass over the vocabulary.
-    """
-    size = logits.size
-    if count >= size:
-        return np.argsort(-logits, kind="stable")
-    maxima = np.maximum.reduceat(logits, np.arange(0, size, _BLOCK))
-    source = maxima if maxima.size >= count else logits
-    bound = np.partition(source, source.size - count)[source.size - count]
-    listed = np.flatnonzero(logits >= bound)  # ascending, so that a stable sort keeps ties by id
-    return listed[np.argsort(-logits[listed], kind="stable")[:count]]
-
-
-def _is_real(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
-
-
-def _is_whole(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, numbers.Integral)
-
-
-def _refused(param: str, value: object, wanted: str) -> RequestError:
-    return RequestError(f"{param} = {value!r}: must be {wanted}", param=param)
+def _likely(row: Row, min_p: float) -> tuple[Ids, Weights]:
+    """The tokens that min-p keeps, in order, and perhaps a few more at the edge."""
+    with np.errstate(over="ignore"):
+        bound = row.largest + row.temperature * (math.log(min_p) - 1e-9)
+        lowered = np.nextafter(row.logits.dtype.type(bound), -np.inf)
+    ids = np.flatnonzero(row.logits >= lowered)
+    return ids, row.weights(ids)

@@ -6,8 +6,6 @@ To add one: a module with a class that implements `cherenkov.backends.base.Backe
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,13 +67,8 @@ def _make(name: str, options: Options) -> Backend[Any, Any]:
 def _probe(name: str) -> Availability:
     if name == "reference":
         return Availability(name, usable=True, reason="NumPy float32, the oracle; slow")
-    if importlib.util.find_spec("cherenkov._native") is None:
-        return Availability(
-            name, usable=False, reason="built without a C++ compiler: install one and reinstall"
-        )
-    try:
-        native = importlib.import_module("cherenkov._native")
-    except ImportError as error:
-        return Availability(name, usable=False, reason=f"cannot load the extension: {error}")
-    del native
-    return Availability(name, usable=True, reason=f"C++ kernels for {sys.platform}")
+    native = importlib.import_module("cherenkov.backends.native")
+    missing: str = native.unavailable()
+    if missing:
+        return Availability(name, usable=False, reason=missing)
+    return Availability(name, usable=True, reason=f"C++, {', '.join(native.instruction_sets())}")

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from cherenkov.packing.layout import ExpertLayout
 
 try:
-    from cherenkov import _native
+    import cherenkov._native as _native  # noqa: PLR0402 - the package itself is not what is meant
 except ImportError as error:
     _missing = str(error)
 else:

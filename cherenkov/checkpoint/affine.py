@@ -28,7 +28,9 @@ __all__ = [
 WIDTHS = (2, 3, 4, 8)
 """Bits per code that the format knows."""
 _SMALLEST_STEP = np.float32(1e-7)
-_BLOCK = 1 << 16  # weights quantised at a time: their float32 temporaries stay in a core's cache
+_BLOCK = (
+    1 << 17
+)  # weights quantised at a time: few enough for the cache, enough to hide NumPy's calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,15 +82,11 @@ Expert = tuple[Block, Block, Block]
 
 @dataclass(frozen=True, slots=True)
 class StoredExperts:
-    """The routed experts of one layer."""
+    """The routed experts of one layer, and every (bits, group) they come in."""
 
     prefix: str
     blocks: tuple[Expert, ...]
-
-    @property
-    def formats(self) -> set[tuple[int, int]]:
-        """Every (bits, group) that occurs."""
-        return {(b.matrix.bits, b.matrix.group) for expert in self.blocks for b in expert}
+    formats: frozenset[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +170,9 @@ def find_experts(tensors: TensorTable, spec: ExpertSpec) -> StoredExperts:
     """
     apart = expert_name(spec.prefix)
     if f"{apart}.gate_up_proj" in tensors:
-        return StoredExperts(spec.prefix, _fused(tensors, apart, spec))
+        return _gather(spec, _fused(tensors, apart, spec))
     if f"{apart}.0.gate_proj.weight" in tensors:
-        return StoredExperts(spec.prefix, _apart(tensors, apart, spec))
+        return _gather(spec, _apart(tensors, apart, spec))
     gate, up, down = (
         find_matrix(tensors, f"{spec.prefix}.{part}", (spec.experts, *shape))
         for part, shape in _shapes(spec)
@@ -189,7 +185,7 @@ def find_experts(tensors: TensorTable, spec: ExpertSpec) -> StoredExperts:
         )
         for e in range(spec.experts)
     )
-    return StoredExperts(spec.prefix, tuple(blocks))
+    return _gather(spec, tuple(blocks))
 
 
 def find_table(tensors: TensorTable, spec: NgramSpec) -> StoredTable:
@@ -229,6 +225,11 @@ def describe_formats(formats: set[tuple[int, int]]) -> str:
         "BF16" if bits == 16 else f"{bits}-bit in groups of {group}"
         for bits, group in sorted(formats)
     )
+
+
+def _gather(spec: ExpertSpec, blocks: tuple[Expert, ...]) -> StoredExperts:
+    formats = frozenset((b.matrix.bits, b.matrix.group) for expert in blocks for b in expert)
+    return StoredExperts(spec.prefix, blocks, formats)
 
 
 def _shapes(spec: ExpertSpec) -> tuple[tuple[str, tuple[int, int]], ...]:

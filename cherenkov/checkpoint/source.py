@@ -8,15 +8,19 @@ trunk and the draft head may speak different dialects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from cherenkov.checkpoint.affine import bf16_to_float32
+from cherenkov.checkpoint.conventions import (
+    Dialect,
+    check_encoding,
+    check_scheme,
+    dialects,
+    doubt_config,
+    doubt_norms,
+    judge_pre_norms,
+)
 from cherenkov.checkpoint.inventory import Inventory, Role, TensorSpec
 from cherenkov.checkpoint.matrices import (
     StoredExperts,
@@ -27,33 +31,20 @@ from cherenkov.checkpoint.matrices import (
     find_matrix,
     find_table,
 )
-from cherenkov.checkpoint.names import canonical, canonical_module
-from cherenkov.checkpoint.shards import (
-    Stored,
-    TensorTable,
-    fingerprint,
-    has_draft_head,
-    open_shards,
-)
+from cherenkov.checkpoint.names import canonical
+from cherenkov.checkpoint.shards import Stored, fingerprint, has_draft_head, open_shards
 from cherenkov.errors import CorruptModel, UnsupportedModel
 from cherenkov.events import Note
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
+
+    from cherenkov.checkpoint.shards import TensorTable
 
 __all__ = ["Checkpoint", "Dialect", "has_draft_head", "open_checkpoint"]
 
-_FOREIGN_DTYPES = ("F8_", "F4", "F6")
-_FOREIGN_NAMES = (".weight_scale_inv", ".weight_scale", ".weight_packed", ".qweight", ".qzeros")
-_KNOWN = "BF16 in Hugging Face layout, affine codes in MLX layout"
 _SHOWN = 5
-
-
-class Dialect(StrEnum):
-    """Whose conventions a part of a checkpoint follows."""
-
-    HUGGING_FACE = "Hugging Face"
-    MLX = "MLX"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +117,17 @@ def open_checkpoint(
         DiskError: if the system refuses to read.
     """
     folder = Path(folder)
-    _check_scheme(folder, config)
+    check_scheme(folder, config)
     tensors = open_shards(folder)
-    _check_encoding(tensors)
-    trunk, draft = _dialects(tensors)
+    check_encoding(tensors)
+    trunk, draft = dialects(tensors)
     dense = {spec.name: _find_dense(tensors, spec) for spec in inventory.dense}
     experts = tuple(find_experts(tensors, spec) for spec in inventory.experts)
     ngrams = tuple(find_table(tensors, spec) for spec in inventory.ngrams)
     _check_experts(folder, experts)
-    complete, notes = _judge_pre_norms(inventory, dense, draft)
-    notes += _describe_unused(tensors) + _doubt_config(config, dense)
+    complete, notes = judge_pre_norms(inventory, dense, draft)
+    notes += doubt_norms(inventory, dense, trunk) + doubt_config(config, dense)
+    notes += _describe_unused(tensors)
     return Checkpoint(
         folder=folder,
         config=config,
@@ -149,56 +141,6 @@ def open_checkpoint(
         pre_norms_complete=complete,
         notes=tuple(notes),
     )
-
-
-def _schemes(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    sections = [config, config.get("text_config")]
-    found = []
-    for section in sections:
-        if isinstance(section, Mapping):
-            found += [section.get(key) for key in ("quantization", "quantization_config")]
-    return [scheme for scheme in found if isinstance(scheme, Mapping)]
-
-
-def _check_scheme(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse quantisations other than MLX's affine one, by what the configuration calls them."""
-    for scheme in _schemes(config):
-        method = scheme.get("quant_method")
-        if method is not None:
-            raise UnsupportedModel(
-                f"{folder}: weights quantised with {method}", known=_KNOWN, key="quant_method"
-            )
-        for module, value in (("every module", scheme), *scheme.items()):
-            mode = value.get("mode", "affine") if isinstance(value, Mapping) else "affine"
-            if mode != "affine":
-                raise UnsupportedModel(
-                    f"{folder}: quantisation {mode!r} of {module}", known=_KNOWN, key="mode"
-                )
-
-
-def _check_encoding(tensors: TensorTable) -> None:
-    """Refuse encodings that are known by their types or names."""
-    for stored in tensors.values():
-        if stored.dtype.startswith(_FOREIGN_DTYPES) or stored.name.endswith(_FOREIGN_NAMES):
-            kind = "FP8" if stored.dtype.startswith("F8_") else f"quantised ({stored.dtype})"
-            raise UnsupportedModel(
-                f"{stored.file.path}: {kind} weights, such as {stored.name}", known=_KNOWN
-            )
-
-
-def _dialects(tensors: TensorTable) -> tuple[Dialect, Dialect]:
-    """The dialect of the trunk and of the draft head: MLX betrays itself by scales and stacked experts."""
-    marks = {False: False, True: False}
-    draft = False
-    for name in tensors:
-        is_draft = name.startswith("mtp.")
-        draft |= is_draft
-        if name.endswith(".scales") or ".switch_mlp." in name:
-            marks[is_draft] = True
-    trunk = Dialect.MLX if marks[False] else Dialect.HUGGING_FACE
-    if not draft:
-        return trunk, trunk
-    return trunk, Dialect.MLX if marks[True] else Dialect.HUGGING_FACE
 
 
 def _find_dense(tensors: TensorTable, spec: TensorSpec) -> StoredMatrix | Stored:
@@ -243,34 +185,6 @@ def _check_experts(folder: Path, experts: tuple[StoredExperts, ...]) -> None:
         )
 
 
-def _judge_pre_norms(
-    inventory: Inventory, dense: Mapping[str, StoredMatrix | Stored], dialect: Dialect
-) -> tuple[bool, list[Note]]:
-    """Whether the MTP pre-norms hold 1 + w or w. Converters differ, and only the values tell.
-
-    A norm's effective weights lie around 1, seldom below 0. So values around 1 are complete, values around 0,
-    many of them negative, are raw. Hugging Face files are raw by definition: there the evidence must be stronger.
-    """
-    medians, negative = [], 0.0
-    for spec in inventory.dense:
-        stored = dense[spec.name]
-        if spec.role is Role.PRE_NORM and isinstance(stored, Stored):
-            raw = stored.read()
-            values = bf16_to_float32(raw) if stored.dtype == "BF16" else raw.astype(np.float32)
-            medians.append(float(np.median(values)))
-            negative = max(negative, float((values < 0).mean()))
-    if not medians:
-        return False, []
-    threshold = 0.8 if dialect is Dialect.HUGGING_FACE else 0.5
-    complete = sum(medians) / len(medians) > threshold and negative < 0.05
-    clear = all((m > threshold) == complete and not 0.4 < m < 0.85 for m in medians)
-    shown = ", ".join(f"{m:.3g}" for m in medians)
-    kind = "complete (1 is added)" if complete else "raw (around zero)"
-    return complete, [
-        Note(f"MTP pre-norms taken as {kind}: medians {shown}", "info" if clear else "warning")
-    ]
-
-
 def _describe_unused(tensors: TensorTable) -> list[Note]:
     unused = tensors.unused()
     draft = [name for name in unused if canonical(name).startswith("mtp.")]
@@ -282,29 +196,3 @@ def _describe_unused(tensors: TensorTable) -> list[Note]:
         shown = ", ".join(other[:_SHOWN]) + (", …" if len(other) > _SHOWN else "")
         notes.append(Note(f"{len(other)} tensors are not used: {shown}", "warning"))
     return notes
-
-
-def _doubt_config(
-    config: Mapping[str, Any], dense: Mapping[str, StoredMatrix | Stored]
-) -> list[Note]:
-    """Shapes say how a matrix is quantised; where the configuration says otherwise, mention it."""
-    for scheme in _schemes(config):
-        modules = {canonical_module(k): v for k, v in scheme.items() if isinstance(v, Mapping)}
-        for name, found in dense.items():
-            if not isinstance(found, StoredMatrix) or found.bits == 16:
-                continue
-            module = name.removesuffix(".weight")
-            declared = modules.get(module, scheme)
-            said = (
-                declared.get("bits", scheme.get("bits")),
-                declared.get("group_size", scheme.get("group_size")),
-            )
-            if said != (found.bits, found.group):
-                return [
-                    Note(
-                        f"{name} is {describe_formats({(found.bits, found.group)})}, though config.json says "
-                        f"{said[0]}-bit in groups of {said[1]}: the files count",
-                        "warning",
-                    )
-                ]
-    return []

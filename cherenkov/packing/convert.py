@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Converter", "OutputFile", "Quantiser"]
 
 _MATRICES = ("gate", "up", "down")
+Locate = Callable[[int], tuple["Stored", str]]
+"""From a row of what is in hand to the tensor it came from, and where in it; for messages."""
 
 
 class Quantiser(Protocol):
@@ -46,7 +50,8 @@ class OutputFile:
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
         try:
-            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self.descriptor = os.open(path, flags, 0o644)
             os.ftruncate(self.descriptor, size)
         except OSError as error:
             raise DiskError.wrap(error, path, "create") from error
@@ -117,9 +122,11 @@ class Converter:
     def _dense_matrix(self, item: DenseItem, source: StoredMatrix, start: int, stop: int) -> None:
         matrix = source.read(start, stop)
         if item.bits:
-            matrix = self._quantised(matrix, item.bits, item.group, source.weight, start)
+            matrix = self._quantised(
+                matrix, item.bits, item.group, partial(_in_rows, source, start)
+            )
         else:
-            self._check(matrix, source.weight, start)
+            self._check(matrix, partial(_in_rows, source, start))
         file = self.files["dense.bin"]
         parts = [p for p in (matrix.codes, matrix.scales, matrix.biases) if p is not None]
         for entry, values in zip(item.entries, parts, strict=True):
@@ -130,9 +137,12 @@ class Converter:
         (entry,) = item.entries
         if entry.dtype != "I64":
             wide = affine.bf16_to_float32(values) if source.dtype == "BF16" else values
-            if not (self.allow_nonfinite or np.isfinite(wide).all()):
-                row = int(np.argmin(np.isfinite(wide).reshape(-1)))
-                raise _not_finite(source, f"element {row}")
+            finite = np.isfinite(wide)
+            if not (self.allow_nonfinite or finite.all()):
+                place = int(np.argmin(finite.reshape(-1)))
+                if wide.ndim == 2:
+                    raise _not_finite(source, f"row {place // wide.shape[1]}")
+                raise _not_finite(source, f"element {place}")
             if item.add:
                 values = wide.astype(np.float32) + np.float32(item.add)
                 values = values if entry.dtype == "F32" else affine.float32_to_bf16(values)
@@ -156,11 +166,11 @@ class Converter:
         return record_checksum(record.data)
 
     def _expert_matrix(self, block: Block, expert: int) -> HostMatrix:
-        matrix, where = block.read(), f"expert {expert}, "
-        layout = self.plan.manifest.experts.layout
+        matrix, layout = block.read(), self.plan.manifest.experts.layout
+        locate = partial(_in_expert, block, expert)
         if matrix.bits == 16 and layout.bits != 16:
-            return self._quantised(matrix, layout.bits, layout.group, block.matrix.weight, 0, where)
-        self._check(matrix, block.matrix.weight, 0, where)
+            return self._quantised(matrix, layout.bits, layout.group, locate)
+        self._check(matrix, locate)
         return matrix
 
     def _block(self, index: int, block: int) -> int:
@@ -175,11 +185,11 @@ class Converter:
         self, table: StoredTable, layout: NgramLayout, start: int, stop: int
     ) -> NDArray[np.uint8]:
         """Rows as they lie in the file: codes, scales and biases of each side by side."""
-        matrix, weight = table.read(start, stop), table.shards[start // table.shards[0].rows].weight
+        matrix, locate = table.read(start, stop), partial(_in_table, table, start)
         if layout.bits != matrix.bits:
-            matrix = self._quantised(matrix, layout.bits, layout.group, weight, start, "table ")
+            matrix = self._quantised(matrix, layout.bits, layout.group, locate)
         else:
-            self._check(matrix, weight, start, "table ")
+            self._check(matrix, locate)
         rows = np.empty((stop - start, layout.row_bytes), np.uint8)
         column = 0
         for values in (matrix.codes, matrix.scales, matrix.biases):
@@ -189,30 +199,36 @@ class Converter:
                 column += octets.shape[1]
         return rows
 
-    def _quantised(
-        self,
-        matrix: HostMatrix,
-        bits: int,
-        group: int,
-        source: Stored,
-        start: int,
-        where: str = "",
-    ) -> HostMatrix:
+    def _quantised(self, matrix: HostMatrix, bits: int, group: int, locate: Locate) -> HostMatrix:
         try:
             codes, scales, biases = self.quantise(matrix.codes, bits, group)  # type: ignore[arg-type]
         except ValueError as error:
             row = nonfinite_row(matrix)
+            source, where = locate(row or 0)
             if row is not None:
-                raise _not_finite(source, f"{where}row {start + row}") from None
+                raise _not_finite(source, where) from None
             raise CorruptModel(
-                source.file.path, f"cannot be quantised: {error}", item=f"{source.name} {where}"
+                source.file.path, f"cannot be quantised: {error}", item=source.name
             ) from None
         return HostMatrix(matrix.shape, bits, group, codes, scales, biases)
 
-    def _check(self, matrix: HostMatrix, source: Stored, start: int, where: str = "") -> None:
+    def _check(self, matrix: HostMatrix, locate: Locate) -> None:
         row = None if self.allow_nonfinite else nonfinite_row(matrix)
         if row is not None:
-            raise _not_finite(source, f"{where}row {start + row}")
+            raise _not_finite(*locate(row))
+
+
+def _in_rows(source: StoredMatrix, start: int, row: int) -> tuple[Stored, str]:
+    return source.weight, f"row {start + row}"
+
+
+def _in_expert(block: Block, expert: int, row: int) -> tuple[Stored, str]:
+    return block.matrix.weight, f"expert {expert}, row {row}"
+
+
+def _in_table(table: StoredTable, start: int, row: int) -> tuple[Stored, str]:
+    shard, inside = divmod(start + row, table.shards[0].rows)
+    return table.shards[shard].weight, f"row {inside}"
 
 
 def _not_finite(source: Stored, where: str) -> CorruptModel:

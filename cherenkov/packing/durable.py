@@ -32,14 +32,16 @@ __all__ = [
 ]
 
 _POLL_S = 0.1
+_NEW = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW  # a link in the way is not ours to write through
 
 
 def flush(descriptor: int) -> None:
     """Force a file's content onto the disk, not just into the drive's cache where that differs."""
     if sys.platform == "darwin":
-        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-    else:
-        os.fsync(descriptor)
+        with contextlib.suppress(OSError):  # not every file system knows it; fsync is the next best
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
 
 
 def flush_folder(folder: Path) -> None:
@@ -59,7 +61,7 @@ def write_file(path: Path, data: bytes) -> None:
     """
     working = path.with_name(path.name + ".tmp")
     try:
-        descriptor = os.open(working, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(working, _NEW | os.O_WRONLY | os.O_TRUNC, 0o644)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
@@ -151,7 +153,7 @@ class FolderLock:
 
     def _attempt(self) -> int:
         """One try: a descriptor that holds the lock, or -1 to try again."""
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self.path, _NEW | os.O_RDWR, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -167,12 +169,20 @@ class FolderLock:
             os.close(descriptor)
             raise
         try:
-            ours = os.path.samestat(os.fstat(descriptor), self.path.stat())
-        except FileNotFoundError:
-            ours = False
-        if not ours:
+            if not self._named(descriptor):  # whoever held it removed it meanwhile
+                os.close(descriptor)
+                return -1
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+        except OSError:
+            self.path.unlink()
             os.close(descriptor)
-            return -1
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            raise
         return descriptor
+
+    def _named(self, descriptor: int) -> bool:
+        """Whether the lock file still is the one that was opened."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), self.path.stat())
+        except FileNotFoundError:
+            return False

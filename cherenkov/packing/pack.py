@@ -52,7 +52,7 @@ def pack(  # noqa: PLR0913 - options, each by its name
     checkpoint: Checkpoint,
     output: str | os.PathLike[str],
     *,
-    bits: int = 4,
+    bits: int | None = None,
     group: int | None = None,
     threads: int = 0,
     on_event: Listener = ignore,
@@ -66,7 +66,8 @@ def pack(  # noqa: PLR0913 - options, each by its name
     Args:
         checkpoint: opened and checked.
         output: folder of the store; absent, empty, or already the store of this very checkpoint.
-        bits: of matrices: 4, 8, or 16 to keep BF16. What comes quantised is copied as it is.
+        bits: of matrices: 4, 8, or 16 to keep BF16; None takes 4, or what the checkpoint comes quantised to, for what
+            comes quantised is copied as it is.
         group: weights per scale, 64 or 32; None takes 64 where it divides, else 32.
         threads: that convert; 0 takes one for each core.
         on_event: hears progress and notes, on the calling thread.
@@ -95,14 +96,9 @@ def pack(  # noqa: PLR0913 - options, each by its name
         "allow_nonfinite": allow_nonfinite,
     }
     space = Workspace(Path(os.path.abspath(output)), key)  # noqa: PTH100 - links stay links
+    job = _Job(checkpoint, plan, space, on_event, at_risk_bytes)
     with parents(space.target), FolderLock(space.lock, space.target, wait=wait_for_other):
-        if space.finished():
-            on_event(Note(f"{space.target} is already prepared"))
-            return space.target
-        if not space.complete():
-            job = _Job(checkpoint, plan, space, on_event, at_risk_bytes)
-            job.execute(threads or cores(), quantise, allow_nonfinite=allow_nonfinite)
-        space.publish()
+        job.run(threads or cores(), quantise)
     return space.target
 
 
@@ -122,18 +118,18 @@ class _Job:
         self.space = space
         self.on_event = on_event
         self.at_risk_bytes = at_risk_bytes
+        self.small = companions(checkpoint)
 
-    def execute(self, threads: int, quantise: Quantiser, *, allow_nonfinite: bool) -> None:
-        small = companions(self.checkpoint)
-        needed = self.plan.total_bytes + sum(map(len, small.values()))
-        require_space(
-            self.space.target.parent,
-            max(0, needed - self.space.written_bytes()),
-            min(_RESERVE_BYTES, needed // 10),
-        )
+    def run(self, threads: int, quantise: Quantiser) -> None:
+        """Do what is left to do, or leave nothing behind. The caller holds the lock."""
+        if self.space.finished():
+            self.on_event(Note(f"{self.space.target} is already prepared"))
+            return
+        self._check_space()
         try:
-            sums = self._convert(min(threads, _MOST_THREADS), quantise, allow_nonfinite)
-            self._seal(sums, small)
+            if not self.space.complete():
+                self._seal(self._convert(min(threads, _MOST_THREADS), quantise))
+            self.space.publish()
         except Cancelled:
             raise
         except Exception:
@@ -141,9 +137,16 @@ class _Job:
                 self.space.discard()
             raise
 
-    def _convert(
-        self, threads: int, quantise: Quantiser, allow_nonfinite: bool
-    ) -> dict[int, list[int]]:
+    def _check_space(self) -> None:
+        """Refuse what the disk could not hold. What a killed call left is kept: more space may come."""
+        needed = self.plan.total_bytes + sum(map(len, self.small.values()))
+        require_space(
+            self.space.target.parent,
+            max(0, needed - self.space.written_bytes()),
+            min(_RESERVE_BYTES, needed // 10),
+        )
+
+    def _convert(self, threads: int, quantise: Quantiser) -> dict[int, list[int]]:
         """Run every part that is not finished yet. Returns the checksums of all."""
         done = self.space.resume()
         parts = self.plan.parts
@@ -162,7 +165,7 @@ class _Job:
                 self.plan,
                 files,
                 quantise=quantise,
-                allow_nonfinite=allow_nonfinite,
+                allow_nonfinite=self.space.key["allow_nonfinite"],
             )
             meter = _Meter(sum(parts[index].out_bytes for index in todo), self.on_event)
             at_risk = 0
@@ -185,14 +188,14 @@ class _Job:
         for section in manifest.ngrams:
             yield section.file, section.layout.total_bytes
 
-    def _seal(self, sums: Mapping[int, Sequence[int]], small: Mapping[str, bytes]) -> None:
+    def _seal(self, sums: Mapping[int, Sequence[int]]) -> None:
         """Write the small files, the checksums, and last the manifest."""
         if fingerprint(self.checkpoint.folder) != self.checkpoint.fingerprint:
             raise CorruptModel(self.checkpoint.folder, "changed while it was being prepared")
         working, manifest = self.space.working, self.plan.manifest.to_bytes()
-        for name, data in small.items():
+        for name, data in self.small.items():
             write_file(working / name, data)
-        files = {name: checksum(data) for name, data in {**small, MANIFEST: manifest}.items()}
+        files = {name: checksum(data) for name, data in {**self.small, MANIFEST: manifest}.items()}
         document = Integrity(
             tool=f"cherenkov {__version__}",
             fingerprint=self.checkpoint.fingerprint,

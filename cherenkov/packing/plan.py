@@ -97,22 +97,23 @@ class Plan:
         return size + sum(n.layout.total_bytes for n in self.manifest.ngrams)
 
 
-def make_plan(checkpoint: Checkpoint, bits: int, group: int | None) -> Plan:
+def make_plan(checkpoint: Checkpoint, bits: int | None, group: int | None) -> Plan:
     """Decide formats and places.
 
     Args:
         checkpoint: what to pack.
-        bits: of expert and dense matrices: 4, 8, or 16 to keep BF16. Codes that come quantised stay as they are.
+        bits: of expert and dense matrices: 4, 8, or 16 to keep BF16. None takes 4, or what comes quantised; codes are
+            never quantised again.
         group: weights per scale, 64 or 32; None takes 64 where it divides, else 32.
 
     Raises:
         ConfigError: if bits or group contradict what the checkpoint holds.
         UnsupportedModel: if its expert matrices cannot be quantised at all.
     """
-    bits, group = _expert_format(checkpoint, bits, group)
+    bits, size = _expert_format(checkpoint, bits, group)
     first = checkpoint.inventory.experts[0]
-    layout = ExpertLayout(inter=first.inter, hidden=first.hidden, bits=bits, group=group)
-    items = _dense_items(checkpoint, bits, group)
+    layout = ExpertLayout(inter=first.inter, hidden=first.hidden, bits=bits, group=size)
+    items = _dense_items(checkpoint, bits, size)
     section = ExpertSection(
         layers=len(checkpoint.experts),
         experts=first.experts,
@@ -127,7 +128,7 @@ def make_plan(checkpoint: Checkpoint, bits: int, group: int | None) -> Plan:
         ngrams=ngrams,
     )
     parts = (*_dense_parts(items), *_expert_parts(section), *_ngram_parts(ngrams))
-    return Plan(manifest, parts, bits, group)
+    return Plan(manifest, parts, bits, size)
 
 
 def ngram_block_rows(layout: NgramLayout) -> int:
@@ -135,14 +136,14 @@ def ngram_block_rows(layout: NgramLayout) -> int:
     return max(1, _BLOCK_BYTES // layout.row_bytes)
 
 
-def _expert_format(checkpoint: Checkpoint, bits: int, group: int | None) -> tuple[int, int]:
-    if bits not in {4, 8, 16}:
+def _expert_format(checkpoint: Checkpoint, bits: int | None, group: int | None) -> tuple[int, int]:
+    if bits not in {None, 4, 8, 16}:
         raise ConfigError("bits", bits, "must be 4, 8 or 16")
     if group not in {None, 32, 64}:
         raise ConfigError("group", group, "must be 32 or 64")
     given = checkpoint.expert_format
     if given is not None:
-        if bits != given[0]:
+        if bits not in {None, given[0]}:
             raise ConfigError("bits", bits, f"the experts are already quantised to {given[0]} bits")
         if group not in {None, given[1]}:
             raise ConfigError("group", group, f"the experts already come in groups of {given[1]}")
@@ -152,6 +153,7 @@ def _expert_format(checkpoint: Checkpoint, bits: int, group: int | None) -> tupl
         raise UnsupportedModel(f"{checkpoint.folder}: layers whose experts differ in size")
     if bits == 16:
         return 16, group or 64
+    bits = bits or 4
     (_, inter, hidden) = shapes.pop()
     for size in (64, 32) if group is None else (group,):
         if inter % size == hidden % size == 0:

@@ -75,7 +75,8 @@ class Workspace:
             DiskError: if it cannot be made or cleared.
         """
         try:
-            done = read_journal(self.journal, self.key)
+            ours = not self.working.is_symlink()
+            done = read_journal(self.journal, self.key) if ours else None
             if done is None:
                 self.discard()
                 self.working.mkdir()
@@ -86,6 +87,8 @@ class Workspace:
 
     def complete(self) -> bool:
         """Whether the working folder holds the whole store, and only lacks its name."""
+        if self.working.is_symlink():
+            return False
         return (self.working / MANIFEST).exists() and self._holds_ours(self.working)
 
     def publish(self) -> None:
@@ -107,7 +110,9 @@ class Workspace:
         Raises:
             OSError: if it cannot be removed.
         """
-        if os.path.lexists(self.working):
+        if self.working.is_symlink():
+            self.working.unlink()
+        elif os.path.lexists(self.working):
             shutil.rmtree(self.working)
 
     def written_bytes(self) -> int:

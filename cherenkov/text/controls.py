@@ -42,6 +42,10 @@ class Controls:
         object.__setattr__(self, "_all", _Spellings((*self.special, *self.markup)))
         object.__setattr__(self, "_special", _Spellings(self.special))
 
+    def may_occur_in_json(self, text: str) -> bool:
+        """Whether a spelling may begin inside a string of a JSON text: a quick no for most conversations."""
+        return self._all.is_escaped or self._all.may_begin(text)
+
     def pieces(self, text: str) -> list[str]:
         """`text` taken apart so that no piece holds a control spelling; one piece if it holds none."""
         if not self._all.may_begin(text):
@@ -75,6 +79,8 @@ class _Spellings:
         self._firsts = {word[0] for word in self._words}
         self._beginnings = {word[:n] for word in self._words for n in range(1, len(word))}
         self._longest = max(map(len, self._beginnings), default=0)
+        # Characters that JSON does not write as they are.
+        self.is_escaped = any(c in '"\\' or not c.isprintable() for c in self._firsts)
 
     def may_begin(self, text: str) -> bool:
         """Whether any character that begins a spelling occurs: a quick no for most texts."""

@@ -127,23 +127,26 @@ class ChatTemplate:
             RequestError: if the messages are no messages, or a variable is not allowed.
             TemplateError: if the template fails, refuses the messages, or breaks its limits.
         """
-        for name in variables.keys() - _VARIABLES:
-            raise RequestError(f"{name}: not a variable for chat templates", param=name)
+        for name, value in variables.items():
+            if name not in _VARIABLES:
+                raise RequestError(f"{name}: not a variable for chat templates", param=name)
+            if not isinstance(value, str | bool):
+                raise RequestError(
+                    f"{name} = {value!r:.60}: must be a string or a bool", param=name
+                )
         _check_messages(messages)
-        others: dict[str, Any] = {**variables, "tools": tools} if tools else variables
-        try:
-            cut = _absent_character({"messages": messages, **others})
-            values = self._marked(others, cut)
+        # Templates expect these two to be there, if only as nothing.
+        values = {"documents": None, **variables, "tools": tools or None, "messages": messages}
+        text = _as_json(values)
+        cut = _absent_character(text)
+        if self._controls.may_occur_in_json(text):
+            values = self._marked(values | {"messages": []}, cut)
             values["messages"] = [self._marked_message(m, cut) for m in messages]
-        except (TypeError, ValueError, RecursionError) as error:
-            raise RequestError(
-                f"messages: cannot be written as JSON: {error}", param="messages"
-            ) from error
-        values |= self._tokens
-        values |= {"add_generation_prompt": answer, "enable_thinking": thinking}
+            text = _as_json(values)
+        own = self._tokens | {"add_generation_prompt": answer, "enable_thinking": thinking}
         with self._lock:
-            text = self._process.render(values, cut)
-        return Rendered(tuple(text.split(cut)))
+            rendered = self._process.render(text, own, cut)
+        return Rendered(tuple(rendered.split(cut)))
 
     def close(self) -> None:
         """End the helper process. A later render starts a new one."""
@@ -186,9 +189,17 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             raise RequestError(f"message {i}: must be a mapping with a role", param="messages")
 
 
-def _absent_character(values: Mapping[str, Any]) -> str:
-    """A character that occurs in no string of `values`: a noncharacter, or one of the private planes."""
-    text = json.dumps(values, ensure_ascii=False)
+def _as_json(values: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(values, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"messages: cannot be written as JSON: {error}", param="messages"
+        ) from error
+
+
+def _absent_character(text: str) -> str:
+    """A character that occurs nowhere in a text: a noncharacter, or one of the private planes."""
     codes = itertools.chain(
         range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)
     )

@@ -64,17 +64,20 @@ class TemplateProcess:
         """The process's id, or None while there is none."""
         return self._process.pid if self._process else None
 
-    def render(self, values: Mapping[str, Any], cut: str) -> str:
+    def render(self, values: str, own: Mapping[str, Any], cut: str) -> str:
         """Render the template.
 
         Args:
-            values: the template's variables; anything JSON holds.
+            values: the template's variables, a JSON object.
+            own: further variables, which win.
             cut: the character that `tojson` must pass through.
 
         Raises:
             TemplateError: if the template fails, refuses the values, or breaks its limits.
         """
-        request = json.dumps({"values": values, "cut": cut}).encode()
+        head = json.dumps({"own": own, "cut": cut})
+        # A lone surrogate passes: what it may mean is for the tokenizer to say.
+        request = f'{head[:-1]}, "values": {values}}}'.encode("utf-8", "surrogatepass")
         if self._process is None or self._process.poll() is not None:
             self._start()
         return self._ask(request, self._limits.deadline_s)
@@ -147,10 +150,12 @@ class TemplateProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         inbox, outbox = process.stdout.fileno(), process.stdin.fileno()
+        left = memoryview(request)
+        left = left[_write(outbox, left) :]  # mostly all of it
         poll = select.poll()
         poll.register(inbox, select.POLLIN)
-        poll.register(outbox, select.POLLOUT)
-        left = memoryview(request)
+        if left:
+            poll.register(outbox, select.POLLOUT)
         answer = bytearray()
         end = time.monotonic() + deadline_s
         while not answer.endswith(b"\n"):
@@ -159,7 +164,7 @@ class TemplateProcess:
             if not ready:
                 raise TimeoutError(f"it ran longer than {deadline_s:g} s")
             if outbox in ready:
-                left = left[os.write(outbox, left[:_CHUNK_BYTES]) :]
+                left = left[_write(outbox, left) :]
                 if not left:
                     poll.unregister(outbox)
             if inbox in ready:
@@ -170,6 +175,14 @@ class TemplateProcess:
                 if len(answer) > self._limits.answer_bytes:
                     raise OverflowError("its output is too large")
         return bytes(answer)
+
+
+def _write(pipe: int, data: memoryview) -> int:
+    """Write what a pipe that does not block takes at once."""
+    try:
+        return os.write(pipe, data[:_CHUNK_BYTES])
+    except BlockingIOError:
+        return 0
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,8 +1,9 @@
 """Text to token ids and back, over the `tokenizers` package.
 
-Decoding is ours: the models we run use byte-level tokens, so a token is a string of bytes and a text is those bytes
-read as UTF-8. That makes streaming exact: `Decoder` gives out characters as they complete, and the pieces always
-join to what decoding at once gives.
+Decoding is ours: a token is a string of bytes, and a text is those bytes read as UTF-8. That makes streaming exact:
+`Decoder` gives out characters as they complete, and the pieces always join to what decoding at once gives. It is also
+what the `tokenizers` package gives, but for one case: where tokens of single bytes follow one another and are not valid
+as a whole, that package replaces every one of them, which it can only know at their end.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import tokenizers
-from tokenizers.decoders import ByteLevel
 
 from cherenkov.checkpoint.documents import read_bytes, read_object
 from cherenkov.errors import CorruptModel, RequestError, UnsupportedModel
 from cherenkov.text.controls import Controls
+from cherenkov.text.token_bytes import KNOWN, byte_fallback, spelling_of
 
 if TYPE_CHECKING:
     import os
@@ -44,9 +45,11 @@ class Tokenizer:
         self, inner: tokenizers.Tokenizer, *, path: Path, stop_ids: Iterable[int] = ()
     ) -> None:
         """Wrap a `tokenizers.Tokenizer`; use `Tokenizer.open` for a model folder."""
-        if not isinstance(inner.decoder, ByteLevel):
+        spelling = spelling_of(inner.decoder)
+        if spelling is None:
             kind = type(inner.decoder).__name__
-            raise UnsupportedModel(f"{path}: a tokenizer with decoder {kind}", known="ByteLevel")
+            raise UnsupportedModel(f"{path}: a tokenizer with decoder {kind}", known=KNOWN)
+        self._spelling = spelling
         inner.no_truncation()
         inner.no_padding()
         self._inner = inner
@@ -59,6 +62,8 @@ class Tokenizer:
             special=tuple(t.content for t in self._added.values() if t.special),
             markup=tuple(t.content for t in self._added.values() if _is_markup(t)),
         )
+        if spelling is byte_fallback and self.decode(self.encode("a")) != "a":
+            raise UnsupportedModel(f"{path}: a tokenizer that adds a space before every text")
         named = (self.id_of(name) for name in STOP_NAMES)
         self.stop_ids = frozenset(stop_ids) | {i for i in named if i is not None}
 
@@ -71,7 +76,7 @@ class Tokenizer:
 
         Raises:
             CorruptModel: if a file is missing, too large or malformed.
-            UnsupportedModel: if the tokenizer is not byte-level.
+            UnsupportedModel: if it is unknown how the tokenizer spells bytes, or it adds spaces to texts.
             DiskError: if a file cannot be read.
         """
         path = Path(folder) / "tokenizer.json"
@@ -103,8 +108,9 @@ class Tokenizer:
             try:
                 piece.encode()
             except UnicodeEncodeError as error:
+                found = f"U+{ord(piece[error.start]):04X}"
                 raise RequestError(
-                    f"the text is not valid Unicode at character {error.start}: it may not have been UTF-8",
+                    f"the text is not valid Unicode: it holds {found} and may not have been UTF-8",
                     param="prompt",
                 ) from None
             with _malformed(self._path):
@@ -145,12 +151,7 @@ class Tokenizer:
             content: str = self._added[token].content
             return content.encode()
         text = self._inner.id_to_token(token) if 0 <= token < 1 << 32 else None
-        if text is None:
-            return b""
-        try:
-            return bytes(_BYTE_OF[c] for c in text)
-        except KeyError:  # a token that is spelt in plain text, not in the byte alphabet
-            return str(text).encode()
+        return b"" if text is None else self._spelling(text)
 
 
 class Decoder:
@@ -174,21 +175,6 @@ class Decoder:
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return rest
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Character to byte, in the alphabet of byte-level BPE.
-
-    Printable bytes stand for themselves, the others for the characters from U+0100 on, in order.
-
-    Source: the GPT-2 tokenizer.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in set(printable)]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
 
 
 def _is_markup(token: Any) -> bool:

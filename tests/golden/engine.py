@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -20,6 +18,8 @@ from cherenkov.state import Rows, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
 
 __all__ = ["Engine", "Run"]
 
@@ -59,15 +59,29 @@ class Engine:
         wide = self._trunk(state, ids, chunks or [len(ids)])
         return Run(self._logits(wide), wide, self._states(state))
 
-    def drafts(self, ids: Sequence[int], count: int, chunks: Sequence[int] = ()) -> Floats:
+    def drafts(
+        self,
+        ids: Sequence[int],
+        count: int,
+        *,
+        after: Run | None = None,
+        chunks: Sequence[int] = (),
+    ) -> Floats:
         """Logits `[count, V]` of the drafts that follow a prompt and the trunk's own greedy next token.
 
-        The head sees the prompt in the same chunks as the trunk: row p holds the residual at p and token p+1.
+        The head sees the prompt in chunks: row p holds the trunk's residual at p and token p+1.
+
+        Args:
+            ids: the prompt.
+            count: drafts to chain.
+            after: a run of this prompt, or of a longer one, to save running the trunk again.
+            chunks: lengths that add up to the prompt's.
         """
+        after = after or self.run(ids)
         state = self.network.new_state(len(ids) + count)
-        wide = self._trunk(state, ids, chunks or [len(ids)])
-        following = [*ids[1:], int(self._logits(wide[-1:])[0].argmax())]
-        own, start = wide, 0
+        following = [*ids[1:], int(after.logits[len(ids) - 1].argmax())]
+        wide = own = after.wide[: len(ids)]
+        start = 0
         for length in chunks or [len(ids)]:
             own = self._head(state, following[start : start + length], wide[start : start + length])
             start += length
@@ -125,7 +139,10 @@ class Engine:
 
     def _draft_logits(self, wide: Floats) -> Floats:
         last = [len(wide) - 1]
-        return np.array(self.ops.host(self.network.draft_logits(self.ops.array(wide), last)))[0]
+        row: Floats = np.array(
+            self.ops.host(self.network.draft_logits(self.ops.array(wide), last))
+        )[0]
+        return row
 
     def _states(self, state: State[Any]) -> dict[str, Floats]:
         """DeltaNet and PLE states as recorded, and what attention layers cached."""

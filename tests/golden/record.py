@@ -1,13 +1,12 @@
 """Record golden vectors from transformers. Needs torch; nothing else in this repository does.
 
     python -m venv oracle
-    oracle/bin/pip install torch==2.13.0 transformers==5.24.0 tokenizers jinja2 \\
-        --extra-index-url https://download.pytorch.org/whl/cpu
+    oracle/bin/pip install torch==2.13.0 transformers==5.24.0 tokenizers jinja2   # a CPU build of torch is enough
     oracle/bin/python -m tests.golden.record                  # everything, from the repository root
     oracle/bin/python -m tests.golden.record plain glow-4bit  # or some of it
 
 Seeds are those of `tests/tiny/configs.py`. They were chosen so that no choice (of experts, or of index blocks at
-the budget's cut-off) is closer than 1e-4 of the best score: a tie has no right answer in `torch.topk`. The script
+the budget's cut-off) is closer than 5e-5 of the best score: a tie has no right answer in `torch.topk`. The script
 refuses to record otherwise. `vectors/oracle.json` tells versions, seeds, checksums of the weights, and how far the
 oracle is from itself in chunks, token by token, and in float64.
 """
@@ -17,7 +16,6 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -29,11 +27,11 @@ from tokenizers import Tokenizer
 from tests import tiny
 from tests.golden import glow, prompts
 from tests.golden.oracle import Draft, Margins, Result, Trunk, arithmetic, watched
+from tests.golden.recorded import FOUR_BIT, QUANTISED, VECTORS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VECTORS = Path(__file__).parent / "vectors"
 DRAFTS = 2
 Arrays = dict[str, np.ndarray]
 
@@ -64,7 +62,7 @@ def main(names: Sequence[str]) -> None:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
-    for name in names or [*tiny.TINY, "glow-bf16", "glow-4bit"]:
+    for name in names or [*tiny.TINY, *QUANTISED, "glow-bf16", "glow-4bit"]:
         record = record_glow if name.startswith("glow") else record_tiny
         arrays, notes["models"][name] = record(name)
         np.savez_compressed(VECTORS / f"{name}.npz", **arrays)
@@ -74,8 +72,10 @@ def main(names: Sequence[str]) -> None:
 
 def record_tiny(name: str) -> tuple[Arrays, dict[str, Any]]:
     """A seeded model: every third position in full, all of them by their sixteen largest logits."""
-    one = tiny.TINY[name]
+    one = tiny.TINY[name.removesuffix(FOUR_BIT)]
     tensors = tiny.weights(one.text, one.seed)
+    if name.endswith(FOUR_BIT):
+        tensors = tiny.four_bit(one.text, tensors)
     model = Model(one.text, tensors)
     arrays: Arrays = {}
     notes: dict[str, Any] = {
@@ -86,7 +86,7 @@ def record_tiny(name: str) -> tuple[Arrays, dict[str, Any]]:
     for prompt, ids in tiny.prompts(one).items():
         stride = 1 if prompt == "crossing" else 4
         found, notes["prompts"][prompt] = record(
-            model, ids, _spread(len(ids), 6), top=16, stride=stride, least_margin=1e-4
+            model, ids, _spread(len(ids), 6), top=16, stride=stride, least_margin=5e-5
         )
         arrays |= {f"{prompt}/{k}": v for k, v in found.items()}
     return arrays, notes

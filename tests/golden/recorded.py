@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TOLERANCE", "VECTORS", "Recorded", "notes"]
+__all__ = ["FOUR_BIT", "QUANTISED", "TOLERANCE", "VECTORS", "Recorded", "notes"]
 
 VECTORS = Path(__file__).parent / "vectors"
+FOUR_BIT = "-4bit"
+QUANTISED = ("null-gate-4bit", "thirty-twos-4bit")
+"""Tiny models recorded also from their 4-bit weights: groups of 64, groups of 32, n-gram rows of 16."""
 TOLERANCE = 2e-4
 """Of the largest logit, at least 1: what float32 may differ by. The oracle's own error is 7e-6 at most."""
 
@@ -55,7 +58,8 @@ class Recorded:
             AssertionError: if any differs by more than the tolerance, or an argmax differs though its margin is larger.
         """
         kept = {
-            k: self._arrays[f"{where}/{k}"] for k in ("full_at", "full", "top_ids", "top", "logsumexp")
+            k: self._arrays[f"{where}/{k}"]
+            for k in ("full_at", "full", "top_ids", "top", "logsumexp")
         }
         scale = max(1.0, float(self._arrays[f"{where}/largest"]))
         assert logits.dtype == np.float32
@@ -89,7 +93,9 @@ class Recorded:
         """
         stride = int(self._arrays[f"{prompt}/stride"])
         prefix = f"{prompt}/state/"
-        recorded = {k.removeprefix(prefix): v for k, v in self._arrays.items() if k.startswith(prefix)}
+        recorded = {
+            k.removeprefix(prefix): v for k, v in self._arrays.items() if k.startswith(prefix)
+        }
         assert recorded
         for key, expected in recorded.items():
             found = states[key][..., ::stride]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,16 +12,21 @@ from tests.golden import glow
 from tests.golden.engine import Engine, Run
 from tests.golden.recorded import TOLERANCE, Recorded, notes
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+from tests.tiny import fingerprint
+
 PROMPTS = ("chat", "prose", "segments", "single")
 
 
 class Subject:
     """Glow: recorded, prepared, opened."""
 
-    def __init__(self, name: str, source: Path, bits: int, folder: Path) -> None:
+    def __init__(self, name: str, store: Path) -> None:
         self.name = name
         self.recorded = Recorded(name)
-        self.engine = Engine(prepare(source, folder / "store", bits=bits))
+        self.engine = Engine(store)
         self._whole: dict[str, Run] = {}
 
     def whole(self, prompt: str) -> Run:
@@ -36,12 +40,22 @@ class Subject:
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Subject]:
-    source, bits = (glow.FOUR_BIT, 4) if request.param == "glow-4bit" else (glow.BF16, 16)
-    if not source.is_dir():
-        pytest.skip(f"Glow's BF16 weights are not there: {source}")
-    made = Subject(request.param, source, bits, tmp_path_factory.mktemp(request.param))
+    if request.param == "glow-4bit":
+        store = request.getfixturevalue("glow_store")
+    else:
+        source = request.getfixturevalue("glow_bf16")
+        store = prepare(source, tmp_path_factory.mktemp("glow") / "store", bits=16)
+    made = Subject(request.param, store)
     yield made
     made.engine.close()
+
+
+def test_the_weights_are_those_recorded(subject: Subject, request: pytest.FixtureRequest) -> None:
+    if subject.name == "glow-4bit":
+        tensors = glow.dequantised()
+    else:
+        tensors = glow.half_precision(request.getfixturevalue("glow_bf16"))
+    assert fingerprint(tensors) == notes(subject.name)["fingerprint"]
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -56,7 +70,7 @@ def test_final_states(subject: Subject, prompt: str) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "chunks"),
-    [("chat", [1] * 22), ("segments", [1] * 43), ("prose", [250, 9, 1, 1, 139])],
+    [("chat", [1] * 22), ("segments", [1] * 43), ("prose", [270, 9, 1, 1, 119])],
     ids=["chat", "segments", "prose"],
 )
 def test_chunks_leave_the_same_logits_and_state(
@@ -72,9 +86,10 @@ def test_chunks_leave_the_same_logits_and_state(
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_drafts(subject: Subject, prompt: str) -> None:
+    ids, whole = subject.recorded.ids(prompt), subject.whole(prompt)
     for length in subject.recorded.draft_lengths(prompt):
-        ids = subject.recorded.ids(prompt)[:length]
-        subject.recorded.check(subject.engine.drafts(ids, 2), f"{prompt}/draft/{length}")
+        drafts = subject.engine.drafts(ids[:length], 2, after=whole)
+        subject.recorded.check(drafts, f"{prompt}/draft/{length}")
 
 
 def test_the_greedy_answer(subject: Subject) -> None:

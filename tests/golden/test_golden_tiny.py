@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,26 +11,39 @@ import pytest
 from cherenkov.preparation import prepare
 from tests import tiny
 from tests.golden.engine import Engine, Run
-from tests.golden.recorded import TOLERANCE, Recorded, notes
+from tests.golden.recorded import FOUR_BIT, QUANTISED, TOLERANCE, Recorded, notes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 PROMPTS = ("crossing", "stops", "single")
-DRAFTING = [n for n, t in tiny.TINY.items() if t.text.get("mtp_num_hidden_layers")]
+NAMES = [*tiny.TINY, *QUANTISED]
 
 
-def make_store(folder: Path, config: dict[str, Any], tensors: tiny.Tensors) -> Path:
-    """A store that keeps every weight as it is."""
+def make_store(folder: Path, config: dict[str, Any], tensors: tiny.Tensors, bits: int = 16) -> Path:
+    """A store of a checkpoint written on the way; by default one that keeps every weight as it is."""
     source = tiny.write_hf(folder / "source", config, tensors)
-    return prepare(source, folder / "store", bits=16, threads=1)
+    return prepare(source, folder / "store", bits=bits, threads=1)
+
+
+def model(name: str) -> tiny.Tiny:
+    """What was recorded under a name."""
+    return tiny.TINY[name.removesuffix(FOUR_BIT)]
+
+
+DRAFTING = [n for n in NAMES if model(n).text.get("mtp_num_hidden_layers")]
 
 
 class Subject:
     """One tiny model: recorded, prepared, opened."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.tiny = tiny.TINY[name]
+        self.name, self.tiny = name, model(name)
         self.tensors = tiny.weights(self.tiny.text, self.tiny.seed)
         self.recorded = Recorded(name)
-        self.store = make_store(folder, self.tiny.config, self.tensors)
+        bits = 4 if name in QUANTISED else 16
+        self.store = make_store(folder, self.tiny.config, self.tensors, bits)
         self.engine = Engine(self.store)
         self._whole: dict[str, Run] = {}
 
@@ -43,7 +54,7 @@ class Subject:
         return self._whole[prompt]
 
 
-@pytest.fixture(scope="module", params=list(tiny.TINY))
+@pytest.fixture(scope="module", params=NAMES)
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Subject]:
@@ -53,7 +64,10 @@ def subject(
 
 
 def test_the_weights_are_those_recorded(subject: Subject) -> None:
-    assert tiny.fingerprint(subject.tensors) == notes(subject.tiny.name)["fingerprint"]
+    tensors = subject.tensors
+    if subject.name in QUANTISED:
+        tensors = tiny.four_bit(subject.tiny.text, tensors)
+    assert tiny.fingerprint(tensors) == notes(subject.name)["fingerprint"]
     for prompt, ids in tiny.prompts(subject.tiny).items():
         assert subject.recorded.ids(prompt) == ids
 
@@ -68,7 +82,7 @@ def test_final_states(subject: Subject, prompt: str) -> None:
     subject.recorded.check_states(subject.whole(prompt).states, prompt)
 
 
-@pytest.mark.parametrize("cut", ["halves", "uneven", "tokens"])
+@pytest.mark.parametrize("cut", ["uneven", "tokens"])
 @pytest.mark.parametrize("prompt", PROMPTS[:2])
 def test_chunks_leave_the_same_logits_and_state(subject: Subject, prompt: str, cut: str) -> None:
     ids = subject.recorded.ids(prompt)
@@ -84,23 +98,22 @@ def chunks(length: int, cut: str) -> list[int]:
     """Ways to cut a prompt; the uneven one has chunks shorter than a convolution and longer than an index block."""
     if cut == "tokens":
         return [1] * length
-    if cut == "halves":
-        return [length // 2, length - length // 2]
     return [2, 1, 9, 5, 1, length - 18]
 
 
 @pytest.mark.parametrize("subject", DRAFTING, indirect=True)
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_drafts(subject: Subject, prompt: str) -> None:
+    ids, whole = subject.recorded.ids(prompt), subject.whole(prompt)
     for length in subject.recorded.draft_lengths(prompt):
-        ids = subject.recorded.ids(prompt)[:length]
-        where = f"{prompt}/draft/{length}"
-        for cut in ([length], [1] * length):
-            subject.recorded.check(subject.engine.drafts(ids, 2, cut), where)
+        drafts = subject.engine.drafts(ids[:length], 2, after=whole)
+        subject.recorded.check(drafts, f"{prompt}/draft/{length}")
+    one_by_one = subject.engine.drafts(ids, 2, after=whole, chunks=[1] * len(ids))
+    subject.recorded.check(one_by_one, f"{prompt}/draft/{len(ids)}")
 
 
 def test_only_models_with_a_head_draft(subject: Subject) -> None:
-    assert subject.engine.network.drafts == (subject.tiny.name in DRAFTING)
+    assert subject.engine.network.drafts == (subject.name in DRAFTING)
 
 
 @pytest.mark.parametrize("subject", ["many-experts"], indirect=True)
@@ -128,7 +141,9 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "change"), WRONG, ids=lambda v: v if isinstance(v, str) else [*v][0])
+@pytest.mark.parametrize(
+    ("name", "change"), WRONG, ids=lambda v: v if isinstance(v, str) else next(iter(v))
+)
 def test_the_vectors_notice_a_key_read_wrongly(
     name: str, change: dict[str, Any], tmp_path: Path
 ) -> None:

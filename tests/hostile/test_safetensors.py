@@ -169,6 +169,8 @@ for path in sys.argv[1:]:
 
 def test_little_memory_is_enough(tmp_path: Path) -> None:
     """The costliest headers of the largest size that is read, in a process of 512 MiB."""
+    if sys.platform == "darwin":
+        pytest.skip("this system does not limit the memory of a process")
     size = HEADER_LIMIT_BYTES
     entry = b'"%07d":{"dtype":"F32","shape":[],"data_offsets":[0,4]},'
     bodies = {

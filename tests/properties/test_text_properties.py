@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Inner
+from tokenizers import decoders, models, normalizers
 
 from cherenkov.text.template import ChatTemplate
 from cherenkov.text.tokenizer import Tokenizer
@@ -71,6 +73,29 @@ def test_every_split_of_the_stream_agrees(tokenizer, ids, data):
     assert whole == first + rest
     # Nothing waits but a started character, of three bytes at most.
     assert len(tokenizer.decode(tokens[:at])) - len(first) <= 1
+
+
+@common
+@given(data=st.data(), text=st.text(alphabet="ab é🚀\n▁", max_size=12))
+def test_bytes_spelt_out_stream_exactly(data, text):
+    """A vocabulary in plain text with a token for every byte: `<0xE9>`."""
+    vocab = {f"<0x{b:02X}>": b for b in range(256)} | {"▁": 256, "a": 257, "b": 258, "<unk>": 259}
+    inner = Inner(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    inner.normalizer = normalizers.Replace(" ", "▁")
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer = Tokenizer(inner, path=ROOT)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == inner.decode(ids) == text.replace("▁", " ")
+    tokens = data.draw(st.lists(st.integers(0, 262) | st.sampled_from(ids or [0]), max_size=20))
+    stream = tokenizer.decoder()
+    assert "".join(map(stream.feed, tokens)) + stream.flush() == tokenizer.decode(tokens)
+    spelt = [
+        i if i < 256 else {256: " ", 257: "a", 258: "b", 259: "<unk>"}.get(i, "") for i in tokens
+    ]
+    plain = b"".join(bytes([s]) if isinstance(s, int) else s.encode() for s in spelt)
+    assert tokenizer.decode(tokens) == plain.decode("utf-8", "replace")
 
 
 def _texts(tokenizer):

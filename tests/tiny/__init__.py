@@ -8,6 +8,7 @@ Every configuration varies keys that real checkpoints may vary, and every folder
 
 from tests.tiny.configs import EOS, IM_END, IM_START, TINY, Tiny, prompts
 from tests.tiny.files import write_hf, write_safetensors
+from tests.tiny.quantised import four_bit
 from tests.tiny.shapes import shapes
 from tests.tiny.weights import Tensors, fingerprint, weights
 
@@ -19,6 +20,7 @@ __all__ = [
     "Tensors",
     "Tiny",
     "fingerprint",
+    "four_bit",
     "prompts",
     "shapes",
     "weights",

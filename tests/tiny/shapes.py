@@ -16,7 +16,7 @@ LM = "model.language_model."
 def shapes(text: Json) -> dict[str, tuple[int, ...]]:
     """Hugging Face names and shapes of every floating-point tensor. N-gram tables come whole, as `.weight`."""
     hidden, vocab = text["hidden_size"], text["vocab_size"]
-    table = {f"{LM}embed_tokens.weight": (vocab, hidden)}
+    table: dict[str, tuple[int, ...]] = {f"{LM}embed_tokens.weight": (vocab, hidden)}
     if not text["tie_word_embeddings"]:
         table["lm_head.weight"] = (vocab, hidden)
     table |= _residual(text, f"{LM}hyper_connection_mixer.", injects=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,9 @@ from tests.tiny.shapes import LM, head_sizes, shapes
 if TYPE_CHECKING:
     from tests.tiny.configs import Json
 
-__all__ = ["Tensors", "fingerprint", "weights"]
+__all__ = ["Tensors", "fingerprint", "to_bf16", "weights"]
 
-Tensors = dict[str, NDArray[np.float32] | NDArray[np.int64]]
+Tensors = dict[str, NDArray[Any]]
 _GAMMA, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 
@@ -66,8 +66,12 @@ _GAIN = {
 
 
 def weights(text: Json, seed: int) -> Tensors:
-    """All tensors of a checkpoint, by Hugging Face name: BF16-representable float32, and int64 hash parameters."""
-    tensors: Tensors = {n: _values(n, s, seed) for n, s in shapes(text).items()}
+    """All tensors of a checkpoint, by Hugging Face name: BF16-representable float32, and int64 hash parameters.
+
+    Where the configuration has an `initializer_range`, it is the standard deviation of what goes into DeltaNet.
+    """
+    faint = text.get("initializer_range")
+    tensors: Tensors = {n: _values(n, s, seed, faint) for n, s in shapes(text).items()}
     for index, layer in enumerate(sorted(text.get("ple_layer_ids") or [])):
         prefix = f"{LM}layers.{layer - 1}.ple.ple_embedding."
         table = tensors.pop(f"{prefix}ngram_embedding.weight")
@@ -81,15 +85,19 @@ def weights(text: Json, seed: int) -> Tensors:
     return tensors
 
 
-def _values(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
+def _values(
+    name: str, shape: tuple[int, ...], seed: int, faint: float | None
+) -> NDArray[np.float32]:
     noise = _normal(f"{seed}/{name}", math.prod(shape)).reshape(shape)
     if "norm" in name.rsplit(".", 2)[-2]:
-        return _bf16(0.2 * noise + (1.0 if "linear_attn.norm" in name else 0.0))
+        return to_bf16(0.2 * noise + (1.0 if "linear_attn.norm" in name else 0.0))
     for suffix, std in _STD.items():
         if name.endswith(suffix):
-            return _bf16(std * noise - (1.5 if suffix == "A_log" else 0.0))
+            return to_bf16(std * noise - (1.5 if suffix == "A_log" else 0.0))
+    if faint and name.endswith("in_proj_qkv.weight"):
+        return to_bf16(faint * noise)
     gain = next((g for suffix, g in _GAIN.items() if name.endswith(suffix)), 1.0)
-    return _bf16(gain / math.sqrt(shape[-1]) * noise)
+    return to_bf16(gain / math.sqrt(shape[-1]) * noise)
 
 
 def _normal(key: str, count: int) -> NDArray[np.float64]:
@@ -100,11 +108,12 @@ def _normal(key: str, count: int) -> NDArray[np.float64]:
     return centred
 
 
-def _bf16(values: NDArray[np.float64]) -> NDArray[np.float32]:
+def to_bf16(values: NDArray[np.floating]) -> NDArray[np.float32]:
     """Rounded to the nearest BF16 value, ties to even."""
     bits = values.astype("<f4").view("<u4")
     bits = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
-    return bits.view("<f4")
+    rounded: NDArray[np.float32] = bits.view("<f4")
+    return rounded
 
 
 def fingerprint(tensors: Tensors) -> int:

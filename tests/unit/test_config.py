@@ -41,7 +41,7 @@ def test_defaults(home):
         "precision": "",
         "context_tokens": None,
         "pool": "adaptive",
-        "check_records": True,
+        "check_records": "first",
     }
 
 
@@ -105,7 +105,7 @@ def test_pool(value, pool):
         *[("pool", v) for v in ("big", "0", -1, True, float("nan"), float("inf"), None, [1])],
         *[("threads", v) for v in ("many", -1, 1.5, True, 10**9, None)],
         *[("context_tokens", v) for v in (0, -5, "x", False)],
-        *[("check_records", v) for v in ("perhaps", 2)],
+        *[("check_records", v) for v in ("perhaps", 2, True)],
         *[("backend", v) for v in (3, None)],
         *[("data_dir", v) for v in (3, None, "a\0b")],
     ],
@@ -129,9 +129,9 @@ def test_sources_are_named(home, monkeypatch):
     assert caught.value.source == str(path)
 
 
-def test_environment_spells_truth_values(monkeypatch):
-    monkeypatch.setenv("CHERENKOV_CHECK_RECORDS", "no")
-    assert load_settings().check_records is False
+def test_the_environment_chooses_by_name(monkeypatch):
+    monkeypatch.setenv("CHERENKOV_CHECK_RECORDS", "never")
+    assert load_settings().check_records == "never"
 
 
 def test_unknown_keys_get_a_hint(home, monkeypatch):

@@ -256,3 +256,24 @@ def least_recently_used(model, layer, ids, waves, slots):
     for record in missing:
         model = [*model[-(slots - 1) :], record] if slots > 1 else [record]
     return model
+
+
+@pytest.mark.parametrize("every_time", [False, True])
+def test_records_are_checked_the_first_time_or_every_time(tmp_path, every_time):
+    path = tmp_path / "experts.bin"
+    path.write_bytes(b"".join(content(i).tobytes() for i in range(LAYERS * EXPERTS)))
+    reader = RecordReader(path, STRIDE, EXPERTS, CHECKSUMS, every_time=every_time)
+    slot = np.zeros(STRIDE, dtype=np.uint8)
+    reader.read(3, slot)
+    with path.open("r+b") as file:
+        for record in (3, 4):
+            file.seek(record * STRIDE)
+            file.write(bytes([slot[0] ^ 1 if record == 3 else content(4)[0] ^ 1]))
+    with pytest.raises(CorruptModel, match="record 4"):
+        reader.read(4, slot)
+    if every_time:
+        with pytest.raises(CorruptModel, match="record 3"):
+            reader.read(3, slot)
+    else:
+        reader.read(3, slot)
+    reader.close()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cherenkov.architectures import family_of
-from cherenkov.checkpoint.affine import bf16_to_float32, dequantise
+from cherenkov.checkpoint.affine import bf16_to_float32, dequantise, float32_to_bf16
 from cherenkov.checkpoint.matrices import StoredMatrix
 from cherenkov.checkpoint.names import canonical, canonical_module, is_vision
 from cherenkov.checkpoint.shards import Stored, fingerprint, has_draft_head
@@ -215,6 +215,25 @@ def test_large_raw_pre_norms_in_hugging_face_files_are_doubted_but_kept(tmp_path
     checkpoint = opened(tmp_path, PLAIN.config)
     assert not checkpoint.pre_norms_complete
     assert [note.level for note in checkpoint.notes] == ["warning"]
+
+
+def test_norms_that_contradict_their_dialect_are_doubted(tmp_path: Path) -> None:
+    """A converter that forgot to add the 1 to the trunk's norms, and one that added it to raw files."""
+    raw = {n: v - 1 if "hc_norm" in n else v for n, v in TENSORS.items()}
+    folder = write_mlx(tmp_path / "mlx", PLAIN.config, raw)
+    (warning,) = (n for n in opened(folder).notes if n.level == "warning")
+    assert "the norms look raw" in warning.message
+    complete = {n: v + 1 if "norm" in n and "linear" not in n else v for n, v in TENSORS.items()}
+    tensors = {
+        n: v if v.dtype == np.int64 else float32_to_bf16(v.astype(np.float32))
+        for n, v in complete.items()
+    }
+    (tmp_path / "hf").mkdir()
+    write_raw(tmp_path / "hf" / "model.safetensors", tensors)
+    checkpoint = opened(tmp_path / "hf", PLAIN.config)
+    assert checkpoint.pre_norms_complete
+    (warning,) = (n for n in checkpoint.notes if n.level == "warning")
+    assert "the norms look complete" in warning.message
 
 
 def test_vision_is_ignored_and_strangers_are_mentioned(tmp_path: Path) -> None:

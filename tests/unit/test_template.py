@@ -4,11 +4,14 @@ import json
 import re
 from pathlib import Path
 
+import jinja2
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cherenkov.errors import CorruptModel, RequestError, TemplateError
 from cherenkov.text.controls import Controls
 from cherenkov.text.template import ChatTemplate
+from cherenkov.text.template_worker import Renderer
 from cherenkov.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +110,32 @@ def test_the_cut_survives_ascii_json():
     assert prompt.pieces == ('"\\u00e9<', '|a|>\\ud83d\\ude80"')
 
 
+def test_what_is_generated_is_a_scope_and_nothing_else():
+    source = "{% set x = 1 %}\n{% generation %}\n{% set x = 2 %}\n[{{ x }}]\n{% endgeneration %}\n{{ x }}"
+    assert rendered(source) == "[2]\n1"
+    with pytest.raises(TemplateError, match="line 1: TemplateSyntaxError"):
+        rendered("{% generation %}x")
+
+
+def test_expressions_mean_what_they_mean_in_jinjas_own_sandbox():
+    values = {"m": {"role": "user", "items": 1, "_x": 2, "a b": 3, "f": {}}, "l": [1], "s": "x"}
+    names = ["role", "items", "keys", "_x", "__class__", "nothing", "update", "f.g", "get('role')"]
+    sources = [f"{{{{ {v}.{name} }}}}" for v in "mls" for name in names]
+    sources += ["{{ m['items'] }}{{ m['keys'] is callable }}{{ m['a b'] }}{{ m|attr('role') }}"]
+    ours = Renderer(1000)._environment
+    own = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+
+    def result(environment, source: str) -> str:
+        try:
+            return environment.from_string(source).render(values)
+        except jinja2.TemplateError as error:
+            return f"{type(error).__name__}: {error}"
+
+    for source in sources:
+        expected, found = result(own, source), result(ours, source)
+        assert re.sub("0x[0-9a-f]+", "", found) == re.sub("0x[0-9a-f]+", "", expected)
+
+
 def test_strftime_now():
     assert re.fullmatch(r"\d{4}-\d\d", rendered("{{ strftime_now('%Y-%m') }}"))
 
@@ -116,11 +145,18 @@ def test_named_tokens_are_variables():
 
 
 def test_allowed_variables_and_no_others():
-    source = "{{ reasoning_effort }} {{ enable_thinking }} {{ tools is defined }}"
-    assert rendered(source, {"reasoning_effort": "low", "tools": []}) == "low False False"
+    source = "{{ reasoning_effort }} {{ enable_thinking }} {{ tools }} {{ documents }}"
+    assert rendered(source, {"reasoning_effort": "low", "tools": []}) == "low False None None"
     with pytest.raises(RequestError, match="chat_template: not a variable") as caught:
         rendered(source, {"chat_template": "x"})
     assert caught.value.param == "chat_template"
+
+
+@pytest.mark.parametrize("value", [None, 5, ["low"], {"a": 1}])
+def test_variables_are_strings_or_switches(value):
+    with pytest.raises(RequestError, match=r"reasoning_effort = .*a string or a bool") as caught:
+        rendered("x", {"reasoning_effort": value})
+    assert caught.value.param == "reasoning_effort"
 
 
 def test_lipsum_is_gone():

@@ -69,7 +69,7 @@ def test_stop_ids_of_the_demo(glow):
 
 
 def test_lone_surrogates_are_refused(glow):
-    with pytest.raises(RequestError, match="not valid Unicode at character 2") as caught:
+    with pytest.raises(RequestError, match=r"not valid Unicode: it holds U\+D800") as caught:
         glow.encode("ab\ud800")
     assert caught.value.param == "prompt"
 
@@ -183,8 +183,58 @@ def _small(**changes) -> Inner:
 
 def test_other_decoders_are_refused(tmp_path):
     inner = _small(decoder=decoders.Metaspace())
-    with pytest.raises(UnsupportedModel, match=r"Metaspace.*supported: ByteLevel"):
+    with pytest.raises(UnsupportedModel, match=r"Metaspace.*supported: ByteLevel; ByteFallback"):
         Tokenizer(inner, path=tmp_path)
+    inner = _small(decoder=decoders.Sequence([decoders.ByteFallback(), decoders.CTC()]))
+    with pytest.raises(UnsupportedModel, match="decoder Sequence"):
+        Tokenizer(inner, path=tmp_path)
+    inner = Inner(models.WordLevel(vocab={"a": 0}, unk_token="a"))
+    with pytest.raises(UnsupportedModel, match="decoder NoneType"):
+        Tokenizer(inner, path=tmp_path)
+
+
+def _fallback(normalizer=None, *, strip: bool = False) -> Inner:
+    """A vocabulary in plain text, with a token for every byte."""
+    words = ["▁", "a", "b", "▁a", "<think>", "é"]
+    vocab = {"<unk>": 0} | {f"<0x{b:02X}>": b + 1 for b in range(256)}
+    vocab |= {word: 257 + i for i, word in enumerate(words)}
+    inner = Inner(
+        models.BPE(vocab=vocab, merges=[("▁", "a")], byte_fallback=True, unk_token="<unk>")
+    )
+    inner.normalizer = normalizer or normalizers.Replace(" ", "▁")
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    inner.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
+    inner.add_special_tokens([AddedToken("<|im_end|>", special=True, normalized=False)])
+    inner.add_tokens([AddedToken("<think>", normalized=False)])
+    return inner
+
+
+def test_bytes_spelt_out_are_bytes(tmp_path):
+    tokenizer = Tokenizer(_fallback(), path=tmp_path)
+    text = " a b\n é 🚀  <0x41> a"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer._inner.decode(ids) == text
+    rocket = [0xF0, 0x9F, 0x9A, 0x80]
+    stream = tokenizer.decoder()
+    assert [stream.feed(b + 1) for b in rocket] == ["", "", "", "🚀"]
+    assert stream.feed(0xC3 + 1) == ""
+    assert stream.feed(tokenizer.id_of("▁a")) == "\ufffd a"
+    assert tokenizer.decode([5000, 258, tokenizer.id_of("<|im_end|>")]) == "a"
+    assert tokenizer.encode("<think> <|im_end|>", special=True) == [
+        tokenizer.id_of(t) for t in ("<think>", "▁", "<|im_end|>")
+    ]
+    assert tokenizer.decode(tokenizer.encode("<think> <|im_end|>")) == "<think> <|im_end|>"
+    assert tokenizer.stop_ids == {tokenizer.id_of("<|im_end|>")}
+
+
+def test_tokenizers_that_add_spaces_are_refused(tmp_path):
+    """They would add one to every piece of a text that was taken apart."""
+    prepend = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    with pytest.raises(UnsupportedModel, match="adds a space before every text"):
+        Tokenizer(_fallback(prepend), path=tmp_path)
+    with pytest.raises(UnsupportedModel, match="decoder Sequence"):
+        Tokenizer(_fallback(prepend, strip=True), path=tmp_path)
 
 
 def test_a_normaliser_cannot_make_control_tokens(tmp_path):

@@ -1,0 +1,68 @@
+"""How likely the model found its tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cherenkov.ranges import check_whole
+from cherenkov.selection import Row, largest_ids, largest_logit
+
+if TYPE_CHECKING:
+    from cherenkov.selection import Logits
+
+__all__ = ["TokenLogprobs", "checked_top_logprobs", "logprobs"]
+
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token was, and what else might have come.
+
+    Attributes:
+        token: the token that was chosen.
+        logprob: natural logarithm of its probability.
+        top: the most likely tokens, `(id, logprob)`, most likely first, ties by id. The chosen one need not be there.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def logprobs(
+    logits: Logits, token: int, top: int = 0, *, backend: str = "unknown"
+) -> TokenLogprobs:
+    """How likely the model found a token: before penalties, biases and temperature.
+
+    Args:
+        logits: of one position, `[V]`, as the model gave them.
+        token: the chosen one.
+        top: how many alternatives to name, see `checked_top_logprobs`.
+        backend: whose logits these are, for the error.
+
+    Returns:
+        Logarithms with an error below 1e-5.
+
+    Raises:
+        BackendError: if a logit is NaN or +inf, or all are -inf.
+    """
+    largest = largest_logit(logits, backend)
+    low, high = Row(logits, largest, 1.0).mass_bounds()
+    total = largest + math.log((low + high) / 2)
+    ids = largest_ids(logits, min(top, logits.size)).tolist() if top else []
+    listed = tuple((i, float(logits[i]) - total) for i in ids)
+    return TokenLogprobs(token, float(logits[token]) - total, listed)
+
+
+def checked_top_logprobs(value: Any) -> int:
+    """A count of alternatives, 0 to 20.
+
+    Raises:
+        RequestError: if it is anything else.
+    """
+    wanted = f"a whole number from 0 to {MAX_TOP_LOGPROBS}"
+    check_whole("top_logprobs", value, 0, MAX_TOP_LOGPROBS, wanted)
+    return int(value)

@@ -1,0 +1,217 @@
+"""Finding, summing and drawing tokens among a quarter of a million, without touching most of them more than once.
+
+Float64 exponentials of a large vocabulary take milliseconds, and sorting it tens. So the largest logits are found
+through the maxima of columns; the sum of all weights is taken in float32, with a bound on its error; and a draw from
+the whole vocabulary is made by rejection, which needs weights of few tokens and is exact all the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cherenkov.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "DRAW_AT_LEAST",
+    "Ids",
+    "Logits",
+    "Row",
+    "Weights",
+    "draws",
+    "largest_ids",
+    "largest_logit",
+    "place_of",
+]
+
+Logits = NDArray[np.float32] | NDArray[np.float64]
+Ids = NDArray[np.int64]
+Weights = NDArray[np.float64]
+
+_COLUMNS = 1024
+"""Columns, at least, when looking for the largest: few enough to sort, enough that few others reach their maxima."""
+_CHUNK = 32_768
+"""Logits weighed at a time: what they need along the way stays in the cache."""
+_RELATIVE_ERROR = 5e-6
+"""Of a sum of float32 weights, 83 roundings of 2^-24. A weight's exponent x has a relative error of at most 3, and the
+exponential of 5, which makes 3 |x| + 5; over all weights |x| averages at most ln V, since it is the entropy less ln of the
+sum. NumPy sums a chunk in pairs, in 27 steps at most."""
+_ORDINARY = (1e-3, 1e6)
+"""Temperatures outside are weighed in float64: their reciprocals leave the range of float32 exponents."""
+_ROWS = 64
+"""Rows for a draw: the fewer, the more trials succeed, and the more columns there are to weigh."""
+_SINGLES = 64
+"""Columns whose tokens stand for themselves."""
+_TRIALS = 128
+"""Trials made at a time."""
+DRAW_AT_LEAST = 16 * _ROWS
+"""The fewest logits to draw from; of fewer, weighing all is no work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The logits of one position, and what turns them into weights.
+
+    A token's weight is `exp((logit - largest) / temperature)`: the most likely token weighs 1.
+
+    Attributes:
+        logits: `[V]`.
+        largest: the largest of them, finite.
+        temperature: above 0.
+    """
+
+    logits: Logits
+    largest: float
+    temperature: float
+
+    def weights(self, ids: Ids | slice) -> Weights:
+        """Weights of some tokens, in float64 and in the shape of `ids`."""
+        below = self.logits[ids].astype(np.float64) - self.largest
+        # A tiny temperature: everything below the largest is impossible.
+        with np.errstate(over="ignore"):
+            weights: Weights = np.exp(below / self.temperature)
+        return weights
+
+    def mass(self) -> float:
+        """The sum of all weights, in float64."""
+        starts = range(0, self.logits.size, _CHUNK)
+        return math.fsum(float(self.weights(slice(i, i + _CHUNK)).sum()) for i in starts)
+
+    def mass_bounds(self) -> tuple[float, float]:
+        """Two numbers, a few millionths apart, between which the sum of all weights lies."""
+        if not _ORDINARY[0] <= self.temperature <= _ORDINARY[1]:
+            return self.mass(), self.mass()
+        scratch = np.empty(min(_CHUNK, self.logits.size), np.float32)
+        largest, scale = self.logits.dtype.type(self.largest), np.float32(1 / self.temperature)
+        total = 0.0
+        for i in range(0, self.logits.size, _CHUNK):
+            chunk = self.logits[i : i + _CHUNK]
+            weights = scratch[: chunk.size]
+            np.subtract(chunk, largest, out=weights, casting="same_kind")
+            weights *= scale
+            np.exp(weights, out=weights)
+            total += float(weights.sum())
+        return total * (1 - _RELATIVE_ERROR), total * (1 + _RELATIVE_ERROR)
+
+
+def largest_logit(logits: Logits, backend: str) -> float:
+    """The largest of the logits, `[V]`.
+
+    Raises:
+        BackendError: naming `backend`, if a logit is NaN or +inf, or all are -inf.
+    """
+    if logits.ndim != 1 or not logits.size:
+        raise BackendError(backend, "logits", f"shape {logits.shape} instead of [V]")
+    worst = int(np.argmax(logits))  # the first NaN if there is one
+    largest = float(logits[worst])
+    if not math.isfinite(largest):
+        reason = f"the logit of token {worst} is {largest}: the weights may be damaged"
+        raise BackendError(backend, "logits", reason)
+    return largest
+
+
+def largest_ids(logits: Logits, count: int) -> Ids:
+    """Ids of the `count` largest logits, largest first, ties by id.
+
+    The largest logit of a column is one logit, so at least `count` logits reach the `count`-th largest of the columns'.
+    That bound leaves a short list to sort, for one pass over the vocabulary.
+    """
+    size = logits.size
+    if count >= size:
+        return np.argsort(-logits, kind="stable")
+    columns = max(_COLUMNS, 4 * count)
+    source = _column_maxima(logits, columns) if columns < size else logits
+    bound = np.partition(source, source.size - count)[source.size - count]
+    listed = np.flatnonzero(logits >= bound)  # ascending, so that a stable sort keeps ties by id
+    return listed[np.argsort(-logits[listed], kind="stable")[:count]]
+
+
+def place_of(number: float, weights: Weights) -> int:
+    """The place where the running sum of the weights passes `number` times their sum.
+
+    Args:
+        number: in [0, 1).
+        weights: `[C]`, not all 0.
+    """
+    reached = np.cumsum(weights)
+    place = int(np.searchsorted(reached, number * reached[-1], side="right"))
+    # Rounding can lead to the very end: take the last token that has any weight.
+    return min(place, int(np.searchsorted(reached, reached[-1], side="left")))
+
+
+def draws(row: Row, number: float) -> Iterator[int]:
+    """Draw tokens by their weights, one after the other, independently.
+
+    Lay the logits out in rows; then every column weighs at most as much as its largest token, times the rows. The
+    tokens of the columns with the largest maxima stand for themselves, every other column for that bound. One of them
+    is drawn, and in a column one of its tokens, which is accepted as often as its weight is short of the column's
+    largest. That leaves every token its exact probability; a trial succeeds at least once in as many as there are rows.
+
+    Args:
+        row: at least `DRAW_AT_LEAST` logits.
+        number: in [0, 1); decides everything.
+
+    Source: von Neumann, Various techniques used in connection with random digits (1951).
+    """
+    size = row.logits.size
+    columns = size // _ROWS
+    rows = -(-size // columns)
+    maxima = _column_maxima(row.logits, columns)
+    hot = _hottest(maxima, min(_SINGLES, columns))
+    ids = (hot[:, None] + columns * np.arange(rows)).ravel()
+    ids = ids[ids < size]
+    tops = Row(maxima, row.largest, row.temperature).weights(slice(None))
+    bounds = tops * rows
+    bounds[hot] = 0
+    reached = np.cumsum(np.concatenate([row.weights(ids), bounds]))
+    last = int(np.searchsorted(reached, reached[-1]))  # the last that can be drawn at all
+    for trial in itertools.count(0, _TRIALS):
+        where, place, luck = _numbers(number, trial)
+        slots = np.minimum(np.searchsorted(reached, where * reached[-1], side="right"), last)
+        single = slots < ids.size
+        column = np.where(single, 0, slots - ids.size)
+        tokens = column + columns * (place * rows).astype(np.int64)
+        tokens = np.where(single, ids[np.minimum(slots, ids.size - 1)], tokens)
+        weights = row.weights(np.minimum(tokens, size - 1))
+        accepted = single | ((tokens < size) & (luck * tops[column] < weights))
+        yield from tokens[accepted].tolist()
+
+
+def _column_maxima(logits: Logits, columns: int) -> Logits:
+    """Maxima of the columns of the logits in rows of so many. The last row may be short."""
+    whole = logits.size // columns * columns
+    maxima: Logits = logits[:whole].reshape(-1, columns).max(axis=0)
+    rest = logits[whole:]
+    np.maximum(maxima[: rest.size], rest, out=maxima[: rest.size])
+    return maxima
+
+
+def _hottest(maxima: Logits, count: int) -> Ids:
+    """Some columns with the largest maxima, ascending."""
+    bound = np.partition(maxima, maxima.size - count)[maxima.size - count]
+    return np.flatnonzero(maxima >= bound)[:count]
+
+
+def _numbers(number: float, trial: int) -> Weights:
+    """Three rows of numbers in [0, 1), grown out of one.
+
+    Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators (2014).
+    """
+    step = np.uint64(0x9E3779B97F4A7C15)
+    count = np.arange(3 * trial, 3 * (trial + _TRIALS), dtype=np.uint64) + np.uint64(1)
+    mixed = np.full(count.size, int(number * 2**53), np.uint64)
+    for salt in (np.uint64(0), count):
+        mixed = mixed + salt * step
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    numbers: Weights = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers.reshape(3, _TRIALS)

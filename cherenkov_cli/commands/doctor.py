@@ -1,0 +1,88 @@
+"""`cherenkov doctor`: what this machine has, and what stands in the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cherenkov.units import format_bytes
+from cherenkov_cli.show import complain, print_json, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cherenkov_cli.diagnosis import Diagnosis
+
+__all__ = ["command"]
+
+
+@click.command("doctor", short_help="Look at this machine, its backends and the settings.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def command(as_json: bool) -> int:
+    """Show what this machine has and what the settings are. Exits with 1 if something stands in the way."""
+    from cherenkov_cli.diagnosis import diagnose
+
+    found = diagnose()
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        print("\n".join(_report(found)))
+        for problem in found.problems:
+            complain(problem)
+    return 1 if found.problems else 0
+
+
+def _report(found: Diagnosis) -> Iterator[str]:
+    packages = [(name, version or "not installed") for name, version in found.packages.items()]
+    yield f"cherenkov {found.version}"
+    yield table(
+        [
+            ("Python", found.python),
+            ("platform", found.platform),
+            ("cores", found.cores),
+            *_memory(found),
+            *packages,
+        ]
+    )
+    if found.backends:
+        yield "backends"
+        yield table(
+            [
+                (b["name"], "works" if b["usable"] else "not here", b["detail"] or b["reason"])
+                for b in found.backends
+            ]
+        )
+    if found.chosen_backend:
+        yield f"  taken: {found.chosen_backend}"
+    if found.data:
+        yield "data"
+        yield table(_data(found))
+    if found.settings:
+        yield "settings"
+        yield table([(s["key"], _written(s["value"]), f"({s['source']})") for s in found.settings])
+
+
+def _memory(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    if found.memory:
+        free, total = (found.memory[key] for key in ("available_bytes", "total_bytes"))
+        source = found.memory["source"]
+        yield "memory", f"{format_bytes(free)} available of {format_bytes(total)} ({source})"
+
+
+def _data(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    yield "folder", found.data["path"]
+    yield "writable", "yes" if found.data["writable"] else "no"
+    yield "free", format_bytes(found.data["free_bytes"])
+    for partial in found.partials:
+        state = (
+            f"process {partial.holder} is at work"
+            if partial.holder
+            else "unfinished: prepare again to resume, or remove it"
+        )
+        yield "partial", f"{partial.path} ({format_bytes(partial.size_bytes)}, {state})"
+
+
+def _written(value: object) -> str:
+    """A setting's value as one would write it; a dash for the backend's or model's own choice."""
+    return "-" if value in ("", None) else str(value)

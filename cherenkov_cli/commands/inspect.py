@@ -1,0 +1,87 @@
+"""`cherenkov inspect`: what a folder holds, without loading it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cherenkov.units import format_bytes
+from cherenkov_cli.show import print_json, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["command"]
+
+
+@click.command("inspect", short_help="Describe a checkpoint or store.")
+@click.argument("path")
+@click.option("--bits", type=int, default=4, show_default=True, help="Width that preparing takes.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def command(path: str, bits: int, as_json: bool) -> None:
+    """Describe the checkpoint or store in PATH: what it is, how large, what preparing and running it takes."""
+    from cherenkov.inspection import inspect
+
+    found = inspect(path, bits=bits)
+    if as_json:
+        print_json(found)
+    else:
+        print("\n".join(_report(found)))
+
+
+def _report(found: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{found['kind']} {found['path']}"
+    yield table([*_model(found), *_source(found)])
+    yield "bytes"
+    yield table([(name, format_bytes(size)) for name, size in found["bytes"].items()])
+    yield "memory to run it"
+    memory = found["memory"]
+    yield table(
+        [
+            ("smallest pool", format_bytes(memory["smallest_pool_bytes"])),
+            ("smallest in all", format_bytes(memory["smallest_total_bytes"])),
+            ("with every expert", format_bytes(memory["everything_resident_bytes"])),
+            ("a token of context", format_bytes(memory["token_state_bytes"])),
+        ]
+    )
+    if "preparing" in found:
+        cost = found["preparing"]
+        yield "preparing it"
+        yield table(
+            [
+                ("writes", format_bytes(cost["output_bytes"])),
+                ("weights", _width(cost["bits"], cost["group"])),
+            ]
+        )
+    for note in found.get("source", {}).get("notes", ()):
+        yield f"note: {note}"
+
+
+def _model(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    experts = found["experts"]
+    width = _width(experts["bits"], experts["group"])
+    yield "architecture", found["architecture"]
+    yield "parameters", f"{found['parameters']:,}"
+    yield (
+        "tensors",
+        f"{found['tensors']} dense, {found['layers']} layers of {experts['per_layer']} experts",
+    )
+    yield "draft head", "yes" if found["draft_head"] else "no"
+    yield "experts", f"{experts['used_per_token']} of {experts['per_layer']} a token, {width}"
+    yield "record", f"{format_bytes(experts['record_bytes'])}"
+    yield "longest context", f"{found['max_context_tokens']:,} tokens"
+    if "verifiable" in found:
+        yield "checksums", "yes" if found["verifiable"] else "no"
+
+
+def _source(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    source = found.get("source")
+    if source:
+        size = format_bytes(source["bytes"])
+        yield "layout", f"{source['dialect']}, {source['expert_bits']} bits"
+        yield "shards", f"{source['shards']} ({size})"
+
+
+def _width(bits: int, group: int) -> str:
+    return "BF16" if bits == 16 else f"{bits} bits in groups of {group}"

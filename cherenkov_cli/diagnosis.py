@@ -1,0 +1,183 @@
+"""What `cherenkov doctor` looks at: the machine, the backends, the folders, the settings."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import cherenkov
+from cherenkov.errors import CherenkovError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cherenkov.backends.base import Backend
+
+__all__ = ["Diagnosis", "Partial", "diagnose"]
+
+_PACKAGES = ("numpy", "tokenizers", "jinja2", "pydantic", "mlx")
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A preparation that has not ended.
+
+    Attributes:
+        path: its working folder.
+        size_bytes: space that it takes.
+        holder: process that is at work on it; None if nobody is, so that it only takes space until it is resumed.
+    """
+
+    path: str
+    size_bytes: int
+    holder: int | None
+
+
+@dataclass(slots=True)
+class Diagnosis:
+    """Everything found, in plain values. `problems` are what stands in the way of running a model."""
+
+    version: str
+    python: str
+    platform: str
+    machine: str
+    cores: int
+    packages: dict[str, str | None]
+    memory: dict[str, Any] = field(default_factory=dict)
+    backends: list[dict[str, Any]] = field(default_factory=list)
+    chosen_backend: str | None = None
+    settings: list[dict[str, Any]] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    partials: list[Partial] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as dictionaries and lists."""
+        return asdict(self)
+
+
+def diagnose() -> Diagnosis:
+    """Look at everything. What fails becomes a problem of the diagnosis, and the rest is still looked at."""
+    found = Diagnosis(
+        version=cherenkov.__version__,
+        python=f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})",
+        platform=platform.platform(),
+        machine=platform.machine(),
+        cores=_cores(),
+        packages={name: _version(name) for name in _PACKAGES},
+    )
+    for look in (_look_at_memory, _look_at_settings, _look_at_backends, _look_at_data):
+        try:
+            look(found)
+        except CherenkovError as error:
+            if str(error) not in found.problems:
+                found.problems.append(str(error))
+    return found
+
+
+def _cores() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _look_at_memory(found: Diagnosis) -> None:
+    from cherenkov.budget import available_memory
+
+    found.memory = asdict(available_memory())
+
+
+def _look_at_settings(found: Diagnosis) -> None:
+    from cherenkov.config import explain
+
+    found.settings = [asdict(origin) for origin in explain()]
+
+
+def _look_at_backends(found: Diagnosis) -> None:
+    from cherenkov.backends import available, create
+    from cherenkov.backends.base import Options
+    from cherenkov.config import load_settings
+
+    for backend in available():
+        # A backend says what it would use, such as an instruction set, only once it is made.
+        detail = _detail(create(backend.name)) if backend.usable else ""
+        found.backends.append({**asdict(backend), "detail": detail})
+    settings = load_settings()
+    options = Options(settings.threads, settings.precision, settings.isa)
+    chosen = create(settings.backend, options)
+    name, detail = chosen.name, _detail(chosen)
+    found.chosen_backend = f"{name} ({detail})" if detail else name
+
+
+def _detail(backend: Backend[Any, Any]) -> str:
+    """What a backend chose; it is not needed for more."""
+    try:
+        return backend.detail
+    finally:
+        backend.close()
+
+
+def _look_at_data(found: Diagnosis) -> None:
+    from cherenkov.config import load_settings
+
+    folder = load_settings().data_dir
+    nearest = _nearest_existing(folder)
+    writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    found.data = {
+        "path": str(folder),
+        "exists": folder.is_dir(),
+        "writable": writable,
+        "free_bytes": shutil.disk_usage(nearest).free,
+    }
+    if not writable:
+        found.problems.append(f"{folder}: cannot be written to; set data_dir (CHERENKOV_DATA_DIR)")
+    found.partials = _partials(folder / "stores")
+
+
+def _nearest_existing(folder: Path) -> Path:
+    """The folder, or the first above it that there is: where it would be made."""
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    return folder
+
+
+def _partials(stores: Path) -> list[Partial]:
+    """Working folders of preparations; `packing.workspace` names them and their locks."""
+    if not stores.is_dir() or not os.access(stores, os.R_OK | os.X_OK):
+        return []
+    return [
+        Partial(str(path), _size(path), _holder(path.with_suffix(".lock")))
+        for path in sorted(stores.glob(".*.partial"))
+    ]
+
+
+def _size(folder: Path) -> int:
+    return sum(f.lstat().st_blocks * 512 for f in folder.rglob("*") if f.is_file())
+
+
+def _holder(lock: Path) -> int | None:
+    """The living process whose number is in a lock file."""
+    try:
+        pid = int(lock.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no lock, or no number in it
+        return None
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return pid
+    except (OSError, OverflowError):
+        return None
+    return pid

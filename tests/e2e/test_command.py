@@ -1,0 +1,230 @@
+"""The command as a person uses it, on Glow."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cherenkov_cli.main import run
+
+ROOT = Path(__file__).parents[2]
+QUESTION = "What is the capital of France?"
+ANSWER = "The capital of France is Paris.\n"
+COMMAND = [sys.executable, "-c", "from cherenkov_cli.entry import main; main()"]
+
+
+@pytest.fixture
+def store(glow_store):
+    return str(glow_store)
+
+
+def _hear_interrupts():
+    """Who starts tests in the background may have told them to ignore interrupts, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def process(*arguments, **options):
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_hear_interrupts,  # noqa: PLW1509 - no other thread runs, and it only sets a handler
+        **options,
+    )
+
+
+def test_the_first_command_of_a_newcomer(tmp_path):
+    env = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
+    out, err = process("run", "demo", QUESTION, env=env).communicate()
+    assert out == ANSWER
+    assert "experts:" in err  # prepared
+    assert "tok/s" in err
+    first = process("demo", QUESTION, env=env)
+    assert (first.communicate()[0], first.returncode) == (ANSWER, 0)
+    assert "Traceback" not in err
+    assert [p.name for p in (tmp_path / "cherenkov/stores").iterdir()] == [
+        p.name for p in (tmp_path / "cherenkov/stores").glob("demo-*")
+    ]
+
+
+def test_standard_input_and_repeat(store, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{QUESTION}\n".encode())))
+    assert run([store, "-", "--repeat", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ANSWER * 2
+    assert err.count("GB read") == 2
+    assert "experts:" not in err
+
+
+def test_max_tokens_and_no_eos(store, capsys):
+    assert run([store, QUESTION, "--max-tokens", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert ANSWER.startswith(out.rstrip("\n"))
+    assert "cut off at --max-tokens" in err
+    assert run([store, QUESTION, "--max-tokens", "12", "--no-eos", "-q"]) == 0
+    assert capsys.readouterr().out.startswith(ANSWER.strip())
+
+
+def test_raw_system_and_think_change_the_prompt(store, capsys):
+    seen = set()
+    for options in ([], ["--raw"], ["--system", "Be brief."], ["--think"]):
+        assert run([store, QUESTION, "--max-tokens", "1", *options]) == 0
+        seen.add(capsys.readouterr().err.split(" tokens")[0])
+    assert len(seen) == 4
+
+
+def test_sampling_repeats_with_its_seed(store, capsys):
+    arguments = [store, "Tell me a story.", "--max-tokens", "12", "--temperature", "1.5", "-q"]
+    answers = []
+    for seed in ("1", "1", "2"):
+        assert run([*arguments, "--seed", seed]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1] != answers[2]
+
+
+def test_check(store, capsys):
+    assert run([store, "Hi", "--max-tokens", "1", "--check"]) == 0
+    err = capsys.readouterr().err
+    assert "layer 7" in err
+    assert "logits" in err
+    assert "check failed" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["Hi", "--max-ctx", "20"], "shorten the prompt or raise"),
+        (["Hi", "--max-ctx", "99999"], "must be from 1 to 8192"),
+        (["Hi", "--max-ctx", "0"], "context_tokens = 0 (argument)"),
+        (["Hi", "--max-tokens", "0"], "max_tokens = 0"),
+        (["Hi", "--pool-gb", "1e-9"], "the smallest pool"),
+        (["Hi", "--pool-gb", "lots"], "pool = 'lots' (argument)"),
+        (["Hi", "--threads", "-1"], "threads = -1 (argument)"),
+        (["Hi", "--backend", "abacus"], "backend = 'abacus'"),
+        (["a\udcff"], "not valid Unicode"),
+    ],
+)
+def test_bad_requests_are_one_line(store, capsys, arguments, reason):
+    assert run([store, *arguments]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("cherenkov: ")
+    assert err.count("\n") == 1
+    assert reason in err
+
+
+def test_a_pool_too_large_for_the_model_is_cut(store, capsys):
+    assert run([store, "Hi", "--max-tokens", "1", "--pool-gb", "5000"]) == 0
+
+
+@pytest.mark.parametrize(
+    "command", [["run", "X", "Hi"], ["inspect", "X"], ["verify", "X"], ["prepare", "X", "-o", "Y"]]
+)
+@pytest.mark.parametrize(
+    "made", ["nothing", "a file", "an empty folder", "another model", "no JSON"]
+)
+def test_what_is_no_model_is_one_line_and_leaves_nothing(tmp_path, capsys, command, made):
+    place = tmp_path / "x"
+    if made == "a file":
+        place.write_text("hello")
+    elif made != "nothing":
+        place.mkdir()
+    if made == "another model":
+        (place / "config.json").write_text('{"model_type": "llama"}')
+    if made == "no JSON":
+        (place / "config.json").write_text("{")
+    here = sorted(tmp_path.rglob("*"))
+    line = [{"X": str(place), "Y": str(tmp_path / "out")}.get(word, word) for word in command]
+    assert run(line) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("cherenkov: ")
+    assert err.count("\n") == 1
+    if made == "another model" and command[0] != "verify":
+        assert "llama" in err
+    assert sorted(tmp_path.rglob("*")) == here
+
+
+def test_inspect_the_demo_and_its_store(store, capsys):
+    assert run(["inspect", "demo", "--json"]) == 0
+    checkpoint = json.loads(capsys.readouterr().out)
+    assert run(["inspect", store, "--json"]) == 0
+    packed = json.loads(capsys.readouterr().out)
+    assert (checkpoint["kind"], packed["kind"]) == ("checkpoint", "store")
+    assert checkpoint["bytes"] == packed["bytes"]
+    assert checkpoint["preparing"]["output_bytes"] >= packed["bytes"]["experts"]
+    for path in ("demo", store):
+        assert run(["inspect", path]) == 0
+        assert "smallest in all" in capsys.readouterr().out
+
+
+def test_verify_finds_a_flipped_bit_and_names_the_record(store, tmp_path, capsys):
+    copy = tmp_path / "store"
+    shutil.copytree(store, copy)
+    assert run(["verify", str(copy)]) == 0
+    assert "are as they were written" in capsys.readouterr().out
+    with (copy / "experts.bin").open("r+b") as file:
+        file.seek(100)
+        byte = file.read(1)[0]
+        file.seek(100)
+        file.write(bytes([byte ^ 1]))
+    assert run(["verify", str(copy)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "experts.bin" in err
+    assert "expert 0" in err
+
+
+def test_prepare_prints_where_and_does_not_touch_what_is_there(demo_folder, tmp_path, capsys):
+    output = tmp_path / "store"
+    assert run(["prepare", str(demo_folder), "--output", str(output)]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{output}\n"
+    assert "30.3 MB of 30.3 MB" in err
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter").write_text("dear")
+    assert run(["prepare", str(demo_folder), "--output", str(tmp_path / "other")]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("cherenkov: output = ")
+    assert (tmp_path / "other" / "letter").read_text() == "dear"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "store"]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found through /proc")
+@pytest.mark.parametrize(
+    ("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)]
+)
+def test_interrupting_leaves_no_process_behind(store, sign, code):
+    running = process(store, "Tell me a story.", "--max-tokens", "5000", "--no-eos")
+    assert running.stdout.read(1)
+    children = _children(running.pid)
+    assert children  # the template's process
+    running.send_signal(sign)
+    _out, err = running.communicate()
+    assert running.returncode == code
+    assert "Traceback" not in err
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}/cmdline").exists() for pid in children):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_reader_that_has_enough(store):
+    running = process(store, "Tell me a story.", "--max-tokens", "200", "--no-eos", "-q")
+    running.stdout.read(5)
+    running.stdout.close()
+    err = running.stderr.read()
+    running.stderr.close()
+    assert (running.wait(), err) == (1, "")
