@@ -1,0 +1,40 @@
+"""What the memory plan believes of a sequence, against the arrays that are really made."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from cherenkov.architectures import family_of
+from cherenkov.architectures.qwen4_exp.config import parse
+from cherenkov.architectures.qwen4_exp.trunk import Qwen4Exp
+from cherenkov.backends.reference import Reference
+from tests.tiny import TINY
+
+
+class Weights:
+    """As much of the weights as an empty sequence asks for."""
+
+    def __init__(self, draft):
+        self.draft = object() if draft else None
+
+
+def arrays(state):
+    parts = chain(state.layers, state.ple.values(), [state.draft] if state.draft else [])
+    for part in parts:
+        fields = (getattr(part, name) for name in part.__dataclass_fields__)
+        yield from (value for value in fields if isinstance(value, np.ndarray))
+
+
+@pytest.mark.parametrize("context", [1, 63, 200])
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_a_sequence_takes_what_the_plan_says(name, context):
+    raw = TINY[name].config
+    config = parse(raw)
+    network = Qwen4Exp(config, Reference(), Weights(config.draft), None, {})
+    made = sum(array.nbytes for array in arrays(network.new_state(context)))
+    family = family_of(raw | {"model_type": "qwen4_exp"})
+    planned = family.sizes(raw).state_bytes(context, Reference.cache_itemsize)
+    # A last block that is never full costs the plan, not the state; one block key is always there.
+    slack = (sum(config.attention) + config.draft) * config.index_dim * 4
+    assert abs(planned - made) <= slack
