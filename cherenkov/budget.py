@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cherenkov.architectures import Sizes
+    from cherenkov.backends.base import Backend
     from cherenkov.packing.manifest import Manifest
 
 __all__ = [
@@ -103,16 +104,23 @@ class Plan:
         return f"{terms} = {format_bytes(self.total_bytes)}"
 
 
-def demand_of(config: Mapping[str, Any], manifest: Manifest, cache_itemsize: int = 4) -> Demand:
-    """What a store with this configuration and manifest asks of memory."""
+def demand_of(
+    config: Mapping[str, Any], manifest: Manifest, backend: Backend[Any, Any] | None = None
+) -> Demand:
+    """What a store with this configuration and manifest asks of memory, on a backend or on one that keeps it as it is."""
+    stored, itemsize = manifest.experts.layout.bits, 4
+    widening = 1.0
+    if backend is not None:
+        itemsize = backend.cache_itemsize
+        widening = (backend.matrix_bits or stored) / stored
     tables = [section.layout.total_bytes for section in manifest.ngrams]
     return Demand(
         sizes=family_of(config).sizes(config),
-        dense_bytes=manifest.dense_bytes,
+        dense_bytes=int(manifest.dense_bytes * max(1.0, widening)),
         ngram_bytes=sum(size for size in tables if size <= RESIDENT_BYTES),
         stride_bytes=manifest.experts.layout.stride_bytes,
         records=manifest.experts.records,
-        cache_itemsize=cache_itemsize,
+        cache_itemsize=itemsize,
     )
 
 

@@ -111,6 +111,7 @@ class CorruptModel(ModelError):
         offset: int | None = None,
         expected: object = None,
         found: object = None,
+        hint: str = "",
     ) -> None:
         text = f"{os.fspath(path)}: "
         text += f"{item}: " if item else ""
@@ -119,6 +120,7 @@ class CorruptModel(ModelError):
             text += f" (expected {expected}, found {found})"
         if offset is not None:
             text += f" at byte {offset}"
+        text += f"; {hint}" if hint else ""
         super().__init__(text)
         self.path = os.fspath(path)
         self.item = item

@@ -86,8 +86,10 @@ def _admit(engine: Engine, prompt: Sequence[int], max_tokens: int | None) -> int
         raise RequestError("the prompt is empty", param="prompt")
     if max_tokens is None:
         max_tokens = max(1, engine.context_tokens - len(prompt) + 1)
-    if max_tokens < 1:
-        raise RequestError(f"max_tokens = {max_tokens}: must be at least 1", param="max_tokens")
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+        raise RequestError(
+            f"max_tokens = {max_tokens}: must be a whole number, 1 or more", param="max_tokens"
+        )
     # The last token that is sampled never enters the model.
     if len(prompt) + max_tokens - 1 > engine.context_tokens:
         raise ContextTooLong(len(prompt), max_tokens, engine.context_tokens)

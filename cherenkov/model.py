@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -27,8 +28,10 @@ from cherenkov.prefill import chunks
 from cherenkov.preparation import locate
 from cherenkov.sampling import Sampling
 from cherenkov.state import Rows
+from cherenkov.text.reasoning import OPEN, opens_reasoning
 from cherenkov.text.template import ChatTemplate
 from cherenkov.text.tokenizer import Tokenizer
+from cherenkov.units import MIB
 
 if TYPE_CHECKING:
     import os
@@ -45,6 +48,8 @@ __all__ = ["Model", "Run"]
 
 T = TypeVar("T")
 GREEDY = Sampling()
+_LOGITS_BYTES = 8 * MIB
+_TAIL_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +107,13 @@ class Model:
         self._template: ChatTemplate | None = None
         self._sizes = family_of(store.config).sizes(store.config)
         self._stop_ids = self._tokenizer.stop_ids | set(self._sizes.stop_ids)
+        self._backend_name = _describe(backend)
         self.experts = _open_experts(store, backend, plan.slots, check=check_records)
-        self._engine = _engine(store, backend, self.experts, plan)
+        try:
+            self._engine = _engine(store, backend, self.experts, plan)
+        except BaseException:
+            self.experts.close()
+            raise
 
     @classmethod
     def load(  # noqa: PLR0913 - settings, each by its name
@@ -155,7 +165,7 @@ class Model:
         made = create(settings.backend, options)
         try:
             plan = make_plan(
-                demand_of(store.config, store.manifest, made.cache_itemsize),
+                demand_of(store.config, store.manifest, made),
                 available_memory(),
                 context_tokens=settings.context_tokens,
                 pool=settings.pool,
@@ -168,8 +178,7 @@ class Model:
     @property
     def backend_name(self) -> str:
         """The backend that was taken, and what it chose."""
-        detail = self._backend.detail
-        return f"{self._backend.name} ({detail})" if detail else self._backend.name
+        return self._backend_name
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -232,6 +241,8 @@ class Model:
         ignore_eos: bool = False,
     ) -> Iterator[str]:
         """Answer a prompt piece by piece. The pieces join to what `generate` returns; arguments are its own."""
+        if not isinstance(sampling, Sampling):
+            raise RequestError(f"sampling = {sampling!r}: must be a Sampling", param="sampling")
         ids = self.encode_prompt(prompt, system=system, thinking=thinking, raw=raw)
         stop_ids = frozenset() if ignore_eos else frozenset(self._stop_ids)
         steps = generate(
@@ -242,7 +253,11 @@ class Model:
             stop_ids=stop_ids,
             check=self._check_open,
         )
-        return self._text(self._timed(self._taking_turns(steps), len(ids)))
+        pieces = self._text(self._timed(self._taking_turns(steps), len(ids)))
+        if not raw and opens_reasoning(self._tokenizer.decode(ids[-_TAIL_TOKENS:], special=True)):
+            # The prompt began the thinking; the answer should hold the whole block, not its end alone.
+            return itertools.chain([f"{OPEN}\n"], pieces)
+        return pieces
 
     def encode_prompt(
         self, prompt: str, *, system: str | None = None, thinking: bool = False, raw: bool = False
@@ -256,6 +271,8 @@ class Model:
             RequestError: if the prompt is empty or no valid text.
             TemplateError: as `generate`.
         """
+        if not isinstance(prompt, str):
+            raise RequestError(f"the prompt is a {type(prompt).__name__}, not text", param="prompt")
         if not prompt:
             raise RequestError("the prompt is empty", param="prompt")
         if raw:
@@ -271,7 +288,13 @@ class Model:
         Raises:
             RequestError: if `ids` is empty, too long for the context, or holds an id beyond the vocabulary.
         """
-        return np.concatenate(list(self._logits(ids)))
+        self._admit(ids)
+        result = np.empty((len(ids), self.vocab), dtype=np.float32)
+        done = 0
+        for rows in self._logits(ids):
+            result[done : done + len(rows)] = rows
+            done += len(rows)
+        return result
 
     def perplexity(self, text: str) -> float:
         """Exp of the mean negative log-likelihood, in nats, of each token of `text` but the first.
@@ -279,6 +302,8 @@ class Model:
         Raises:
             RequestError: if the text has fewer than two tokens, or does not fit the context.
         """
+        if not isinstance(text, str):
+            raise RequestError(f"the text is a {type(text).__name__}, not text", param="text")
         ids = self._tokenizer.encode(text)
         if len(ids) < 2:
             raise RequestError("perplexity needs a text of at least two tokens", param="text")
@@ -357,22 +382,26 @@ class Model:
     def _admit(self, ids: Sequence[int]) -> None:
         if not len(ids):
             raise RequestError("there are no tokens", param="ids")
+        if any(not isinstance(i, int | np.integer) for i in ids):
+            raise RequestError("token ids must be whole numbers", param="ids")
         if len(ids) > self.plan.context_tokens:
             raise ContextTooLong(len(ids), 0, self.plan.context_tokens)
         if any(not 0 <= i < self.vocab for i in ids):
             raise RequestError(f"token ids must be from 0 to {self.vocab - 1}", param="ids")
 
     def _logits(self, ids: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+        """Logits in order, a few rows at a time: nothing in a model is wider. Holds the turn while a chunk lasts."""
         self._admit(ids)
         network = self._engine.network
         state = network.new_state(self.plan.context_tokens)
+        few = max(1, _LOGITS_BYTES // (self.vocab * 4))
         for start, stop in chunks(len(ids), self.plan.chunk_rows):
             with self._lock:
                 self._check_open()
                 wide = network.forward(Rows([(state, ids[start:stop])]))
-                # A copy, since a backend may reuse the memory of its results.
-                rows = np.array(self._backend.host(network.logits(wide, range(stop - start))))
-            yield rows
+                for first in range(0, stop - start, few):
+                    last = min(first + few, stop - start)
+                    yield self._backend.host(network.logits(wide, range(first, last)))
 
     def _taking_turns(self, steps: Iterator[T]) -> Iterator[T]:
         """The same steps, each made while no other thread's is."""
@@ -413,6 +442,10 @@ class Model:
                 piece += decoder.flush()
             if piece:
                 yield piece
+
+
+def _describe(backend: Backend[Any, Any]) -> str:
+    return f"{backend.name} ({backend.detail})" if backend.detail else backend.name
 
 
 def _open_experts(

@@ -19,6 +19,9 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
-    from cherenkov_cli.main import run
+    try:
+        from cherenkov_cli.main import run
 
-    sys.exit(run(sys.argv[1:]))
+        sys.exit(run(sys.argv[1:]))
+    except KeyboardInterrupt:  # before or after the command's own handling of it
+        sys.exit(130)

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from cherenkov.events import Progress
-from cherenkov.units import GB, format_bytes, format_seconds
+from cherenkov.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,7 +69,7 @@ def summary(run: Run, backend: str) -> str:
         f"{run.experts.hits / asked:.0%} of experts found in memory"
         if asked
         else "no experts used",
-        f"{run.experts.read_bytes / GB:.3g} GB read",
+        f"{format_bytes(run.experts.read_bytes)} read",
         backend,
     ]
     return "; ".join(parts)

@@ -301,6 +301,8 @@ class Backend(ABC, Generic[M, A]):
     """Name in the registry, such as `native`."""
     cache_itemsize: int = 4
     """Bytes per element of what `cache` allocates."""
+    matrix_bits: int | None = None
+    """Width at which placed matrices stay in memory; None for the width they are stored at."""
 
     @property
     def detail(self) -> str:

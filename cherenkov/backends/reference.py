@@ -50,6 +50,7 @@ class Reference(Backend[Matrix, Floats]):
     """NumPy float32. Options are accepted and make no difference."""
 
     name = "reference"
+    matrix_bits = 32
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()

@@ -71,9 +71,10 @@ class RecordReader:
         if record_checksum(slot.data) != int(self.checksums[record]):
             raise CorruptModel(
                 self.path,
-                "the checksum does not match: prepare the model again",
+                "the checksum does not match",
                 item=self.name(record),
                 offset=record * self.stride_bytes,
+                hint=f"remove {self.path.parent} and prepare the model again",
             )
         self._sound.add(record)
 

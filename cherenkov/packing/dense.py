@@ -48,7 +48,11 @@ class DenseTensors:
                 data = buffer[entry.offset : entry.offset + entry.nbytes]
                 if checksum(data.data) != integrity.dense[entry.name]:
                     raise CorruptModel(
-                        path, "checksum does not match", item=entry.name, offset=entry.offset
+                        path,
+                        "checksum does not match",
+                        item=entry.name,
+                        offset=entry.offset,
+                        hint=f"remove {path.parent} and prepare the model again",
                     )
         return cls(path, manifest.dense, buffer)
 

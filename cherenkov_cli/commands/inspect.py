@@ -17,9 +17,9 @@ __all__ = ["command"]
 
 @click.command("inspect", short_help="Describe a checkpoint or store.")
 @click.argument("path")
-@click.option("--bits", type=int, default=4, show_default=True, help="Width that preparing takes.")
+@click.option("--bits", type=int, help="Width that preparing would take. Default: as `prepare`.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-def command(path: str, bits: int, as_json: bool) -> None:
+def command(path: str, bits: int | None, as_json: bool) -> None:
     """Describe the checkpoint or store in PATH: what it is, how large, what preparing and running it takes."""
     from cherenkov.inspection import inspect
 

@@ -115,6 +115,8 @@ def _read_prompt(given: str) -> str:
 
 
 def _read_stdin() -> str:
+    if sys.stdin is None:
+        raise RequestError("there is no standard input to read the prompt from", param="prompt")
     data = sys.stdin.buffer.read(_STDIN_LIMIT_BYTES + 1)
     if len(data) > _STDIN_LIMIT_BYTES:
         raise RequestError("standard input holds more than 64 MiB", param="prompt")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from cherenkov.units import format_bytes
@@ -18,9 +20,10 @@ _SHOWN = 20
 def command(path: str, quiet: bool) -> int:
     """Compare every byte of the store in DIR with its checksums, and name what differs."""
     from cherenkov.packing.verify import verify
+    from cherenkov.preparation import DEMO, locate
 
     with Reporter(quiet=quiet) as report:
-        found = verify(path, report)
+        found = verify(locate(path, report) if path == DEMO else Path(path).expanduser(), report)
     for problem in found.problems[:_SHOWN]:
         complain(problem.describe())
     if len(found.problems) > _SHOWN:

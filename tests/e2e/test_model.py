@@ -1,6 +1,7 @@
 """The library as a notebook uses it, on Glow."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,3 +222,62 @@ def test_check_finds_the_backends_together(model):
     assert [d.place for d in differences] == [*(f"layer {i}" for i in range(8)), "logits"]
     assert all(d.relative < 1e-2 for d in differences)
     assert differences[-1].argmax_differs == 0
+
+
+def test_thinking_comes_as_a_whole_block(model):
+    text = model.generate(QUESTION, thinking=True, max_tokens=200)
+    assert text.startswith("<think>\n")
+    assert text.count("<think>") == text.count("</think>") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": b"hi", "raw": True}, "prompt"),
+        ({"prompt": "hi", "max_tokens": "5"}, "max_tokens"),
+        ({"prompt": "hi", "max_tokens": True}, "max_tokens"),
+        ({"prompt": "hi", "sampling": None}, "sampling"),
+    ],
+)
+def test_slips_of_type_are_named(model, arguments, param):
+    with pytest.raises(RequestError) as caught:
+        model.generate(**arguments)
+    assert caught.value.param == param
+
+
+def test_token_ids_are_whole_numbers(model):
+    with pytest.raises(RequestError, match="whole"):
+        model.logits([1.5])
+    with pytest.raises(RequestError, match="not text"):
+        model.perplexity(4)
+
+
+def test_a_model_that_fails_to_open_leaves_nothing_open(glow_store, tmp_path):
+    import shutil
+
+    copy = shutil.copytree(glow_store, tmp_path / "store")
+    with (copy / "dense.bin").open("r+b") as file:
+        file.write(b"\xff" * 8)
+    opened = Path("/proc/self/fd")
+    before = len(list(opened.iterdir())) if opened.is_dir() else 0
+    for _ in range(3):
+        with pytest.raises(CorruptModel, match="remove"):
+            Model.load(copy, context_tokens=64)
+    if before:
+        assert len(list(opened.iterdir())) == before
+
+
+def test_a_closed_model_can_still_be_printed(glow_store):
+    model = Model.load(glow_store, context_tokens=64)
+    model.close()
+    assert "store" in repr(model)
+
+
+def test_the_reference_is_planned_at_the_width_it_keeps(glow_store):
+    with Model.load(glow_store, backend="reference", context_tokens=64) as plain:
+        wide = plain.plan.dense_bytes
+    with Model.load(glow_store, context_tokens=64) as other:
+        narrow = other.plan.dense_bytes
+        if other.backend_name.startswith("native"):
+            assert wide == 8 * narrow

@@ -86,7 +86,7 @@ def test_text_on_stdout_and_the_rest_on_stderr(fake, capsys):
         "experts: 100 B of 100 B (50 B/s)",
         (
             "prompt 12 tokens in 250 ms (48.0 tok/s); answer 5 tokens (8.0 tok/s); "
-            "75% of experts found in memory; 0.02 GB read; fake (portable)"
+            "75% of experts found in memory; 20 MB read; fake (portable)"
         ),
     ]
     assert fake.loads == [{"selector": "demo"}]
