@@ -141,7 +141,7 @@ def test_repeat_answers_on_the_same_model(fake, capsys):
     assert run(["run", "demo", "p", "--repeat", "3"]) == 0
     out, err = capsys.readouterr()
     assert out == "The capital is Paris.\n" * 3
-    assert err.count("GB read") == 3
+    assert err.count(" read; ") == 3
     assert len(fake.loads) == fake.closed == 1
 
 

@@ -67,12 +67,16 @@ class _Qwen4ExpFamily:
         _check_experts(store, config)
         weights = load(config, store.dense(), backend)
         _check_hashes(store, weights)
-        tables = {
-            layer: RowTable(path, layout)
+        tables: dict[int, RowTable] = {}
+        try:
             for layer, path, layout in zip(
                 config.ple_layers, store.ngram_paths, store.ngram_layouts, strict=True
-            )
-        }
+            ):
+                tables[layer] = RowTable(path, layout)
+        except BaseException:
+            for table in tables.values():
+                table.close()
+            raise
         return Qwen4Exp(config, backend, weights, experts, tables)
 
 
