@@ -41,7 +41,11 @@ class RowTable:
             raise DiskError.wrap(error, path, "open the n-gram table") from error
         self._resident: NDArray[np.uint8] | None = None
         if layout.total_bytes <= RESIDENT_BYTES:
-            whole = self._read(0, layout.total_bytes)
+            try:
+                whole = self._read(0, layout.total_bytes)
+            except BaseException:
+                self.close()
+                raise
             self._resident = whole.reshape(layout.rows, layout.row_bytes)
 
     @property
