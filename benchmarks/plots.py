@@ -75,7 +75,7 @@ def _context(run: dict[str, Any]) -> Figure:
         axes.plot(list(rows), [median_of(r, kind) or 0.0 for r in rows.values()], "o-", color=_OURS)
         axes.set_xscale("log", base=2)
         axes.set_xticks(list(rows), [_thousands(count) for count in rows])
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
         axes.set_xlabel("tokens in context")
         axes.set_title(f"{kind}, tokens per second", fontsize=10)
     return figure
@@ -92,7 +92,7 @@ def _experts(run: dict[str, Any]) -> Figure:
         axes.plot(list(rows), rates, "o-", color=colour, label=name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(rows), list(map(str, rows)))
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     axes.set_xlabel("experts a layer, of which 8 are used")
     axes.set_title("decode, tokens per second", fontsize=10)
     axes.legend(frameon=False)

@@ -293,7 +293,7 @@ def _blocks(tensor: _Tensor, rng: np.random.Generator) -> Iterator[NDArray[Any]]
 
 def write_model(folder: Path, geometry: Geometry, seed: int = 0) -> Path:
     """Write the checkpoint into `folder`, unless it already holds the same one. Returns the folder."""
-    stamp = {"geometry": asdict(geometry), "seed": seed, "layout": 1}
+    stamp = {"geometry": asdict(geometry), "seed": seed, "layout": 2}
     marker = folder / "random_model.json"
     if marker.is_file() and json.loads(marker.read_text()) == stamp:
         return folder
@@ -321,11 +321,17 @@ def write_model(folder: Path, geometry: Geometry, seed: int = 0) -> Path:
 
 
 def _write_tokenizer(folder: Path, vocab: int) -> None:
-    """A byte-level tokenizer without merges: a text of n ASCII letters is n tokens."""
-    names = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    """A byte-level tokenizer that merges two zero bytes and nothing else: n ASCII letters are n tokens.
+
+    The one merge is there because llama.cpp takes no tokenizer without.
+    """
+    zero = "\u0100"  # how byte-level tokenizers write a zero byte
+    names = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), zero + zero]
     names += [f"unused{i}" for i in range(vocab - len(names) - 4)]
     names += ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
-    tokenizer = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[(zero, zero)])
+    )
     # tokenizers ships no stubs for these two setters.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment,unused-ignore]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment,unused-ignore]
