@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -51,6 +53,21 @@ bool has_shape(const A& array, std::initializer_list<int> shape) {
 template <typename A>
 int side(const A& array, size_t i) { return static_cast<int>(array.shape(i)); }
 
+// a * b, or -1, which no side has, unless it is positive and fits.
+int times(int a, int b) {
+    const int64_t product = static_cast<int64_t>(a) * b;
+    return product > 0 && product <= std::numeric_limits<int>::max() ? static_cast<int>(product) : -1;
+}
+
+// A state as it lies in memory: what was converted on the way in would be written to no avail.
+template <typename A>
+A state_of(const nb::tuple& span, size_t i, const char* operation) {
+    A array;
+    need(i < nb::len(span) && nb::try_cast<A>(span[i], array, false), operation,
+         "a state is no C-contiguous float32 array of the right rank");
+    return array;
+}
+
 // --- matrices and weights ---------------------------------------------------------------------------------------------
 
 struct Matrix {
@@ -78,7 +95,7 @@ struct Matrix {
 
     static const uint8_t* bytes_of(const AnyMatrix& array, int rows, size_t row_bytes, size_t& stride) {
         const size_t item = array.itemsize();
-        need(has_shape(array, {rows, static_cast<int>(row_bytes / item)}) && row_bytes % item == 0, "matrix",
+        need(array.shape(0) == static_cast<size_t>(rows) && array.shape(1) * item == row_bytes, "matrix",
              "an array does not have the shape that bits and group imply");
         need(array.stride(1) == 1 || array.shape(1) == 1, "matrix", "rows must be contiguous");
         stride = static_cast<size_t>(array.stride(0)) * item;
@@ -141,8 +158,9 @@ HeldDelta make_delta(nb::kwargs args) {
     w.out = use(held, args["out"]);
     w.hidden = w.qkv.cols;
     need(w.key_heads > 0 && w.value_heads % w.key_heads == 0, op, "value heads must be a multiple of key heads");
-    const int values = w.value_heads * w.value_dim;
-    need_shape(w.qkv, 2 * w.key_heads * w.key_dim + values, w.hidden, op);
+    const int values = times(w.value_heads, w.value_dim), keys = times(2, times(w.key_heads, w.key_dim));
+    need(keys > 0 && values > 0 && w.qkv.rows - keys == values, op,
+         "a matrix does not have the shape that the others imply");
     need_shape(w.z, values, w.hidden, op);
     need_shape(w.a, w.value_heads, w.hidden, op);
     need_shape(w.b, w.value_heads, w.hidden, op);
@@ -174,11 +192,13 @@ HeldAttention make_attention(nb::kwargs args) {
     w.hidden = w.q.cols;
     need(w.kv_heads > 0 && w.heads % w.kv_heads == 0, op, "heads must be a multiple of KV heads");
     need(w.block > 0 && w.budget >= w.block && w.budget % w.block == 0, op, "the budget must be a multiple of the block");
-    need_shape(w.q, w.heads * w.head_dim * 2, w.hidden, op);
-    need_shape(w.k, w.kv_heads * w.head_dim, w.hidden, op);
-    need_shape(w.v, w.kv_heads * w.head_dim, w.hidden, op);
-    need_shape(w.o, w.hidden, w.heads * w.head_dim, op);
-    need_shape(w.index, (w.index_heads + 1) * w.index_dim, w.hidden, op);
+    need(w.budget <= std::numeric_limits<int>::max() / 2, op, "the budget is too large");
+    need(w.index_heads > 0 && w.index_heads < std::numeric_limits<int>::max(), op, "there must be index heads");
+    need_shape(w.q, times(times(w.heads, w.head_dim), 2), w.hidden, op);
+    need_shape(w.k, times(w.kv_heads, w.head_dim), w.hidden, op);
+    need_shape(w.v, times(w.kv_heads, w.head_dim), w.hidden, op);
+    need_shape(w.o, w.hidden, times(w.heads, w.head_dim), op);
+    need_shape(w.index, times(w.index_heads + 1, w.index_dim), w.hidden, op);
     const auto bias = [&](const char* name, int size) {
         return args[name].is_none() ? nullptr : use(held, nb::cast<Const<1>>(args[name]), size, op);
     };
@@ -202,7 +222,7 @@ HeldPle make_ple(nb::kwargs args) {
     w.eps = nb::cast<float>(args["eps"]);
     w.key = use(held, args["key"]), w.value = use(held, args["value"]);
     w.hidden = w.value.rows;
-    need_shape(w.key, w.streams * w.hidden, w.value.cols, op);
+    need_shape(w.key, times(w.streams, w.hidden), w.value.cols, op);
     w.norm_key = use(held, nb::cast<Const<1>>(args["norm_key"]), w.key.rows, op);
     w.norm_query = use(held, nb::cast<Const<1>>(args["norm_query"]), w.key.rows, op);
     w.norm_conv = use(held, nb::cast<Const<1>>(args["norm_conv"]), w.key.rows, op);
@@ -235,6 +255,7 @@ HeldFuse make_fuse(const Const<1>& norm_embedding, const Const<1>& norm_hidden, 
     need_shape(w.fc_embedding, w.hidden, w.hidden, "fuse");
     need_shape(w.fc_hidden, w.hidden, w.hidden, "fuse");
     w.norm_embedding = use(held, norm_embedding, w.hidden, "fuse");
+    need(times(w.hidden, streams) > 0, "fuse", "there must be streams, and not too many");
     w.norm_hidden = use(held, norm_hidden, w.hidden * streams, "fuse");
     return held;
 }
@@ -251,7 +272,20 @@ HeldHead make_head(const nb::object& mixer, const nb::object& matrix) {
 }
 
 Record make_record(int inter, int hidden, int bits, int group, size_t stride, const std::vector<size_t>& offsets) {
-    need(offsets.size() == 9, "experts", "a record has nine offsets");
+    constexpr const char* op = "experts";
+    const bool values = bits == 16;
+    need(offsets.size() == 9, op, "a record has nine offsets");
+    need(values || bits == 2 || bits == 3 || bits == 4 || bits == 8, op, "bits must be 2, 3, 4, 8 or 16");
+    need(inter > 0 && hidden > 0, op, "a record needs rows and columns");
+    need(values || ((group == 32 || group == 64) && inter % group == 0 && hidden % group == 0), op,
+         "groups of codes must be 32 or 64 wide and divide the columns");
+    const size_t weights = static_cast<size_t>(inter) * static_cast<size_t>(hidden);
+    const size_t codes = values ? weights * 2 : weights / 8 * static_cast<size_t>(bits);
+    const size_t scales = values ? 0 : weights / static_cast<size_t>(group) * 2;
+    for (size_t i = 0; i < 9; i++) {
+        const size_t bytes = i < 3 ? codes : scales;
+        need(offsets[i] <= stride && bytes <= stride - offsets[i], op, "a part lies outside the record");
+    }
     Record record{inter, hidden, bits, group, stride, {}, {}, {}};
     for (size_t i = 0; i < 3; i++) {
         record.codes[i] = offsets[i];
@@ -288,8 +322,9 @@ std::vector<std::string> isas() {
 
 template <typename State>
 void need_span(const Span<State>& span, int rows, const char* operation) {
-    need(span.start >= 0 && span.start <= span.stop && span.stop <= rows && span.position >= 0, operation,
-         "a span lies outside the rows");
+    need(span.start >= 0 && span.start <= span.stop && span.stop <= rows && span.position >= 0 &&
+             span.position <= std::numeric_limits<int>::max() - (span.stop - span.start),
+         operation, "a span lies outside the rows");
 }
 
 class Session {
@@ -299,16 +334,18 @@ public:
         if (kernels == nullptr) refuse("start", "this machine or build has no '" + isa + "' kernels");
         need(threads > 0 && threads <= 1024, "start", "threads must be 1 to 1024");
         const Precision asked = precision.empty() ? kernels->preferred : precision_named(precision);
-        engine_ = std::make_unique<Engine>(*kernels, offered(*kernels, asked), threads);
+        engine_ = std::make_shared<Engine>(*kernels, offered(*kernels, asked), threads);
     }
 
-    std::string isa() { return engine("isa").k.name; }
-    std::string precision() { return name_of(engine("precision").precision); }
-    int threads() { return engine("threads").pool.threads(); }
+    std::string isa() { return engine("isa")->k.name; }
+    std::string precision() { return name_of(engine("precision")->precision); }
+    int threads() { return engine("threads")->pool.threads(); }
 
+    // An operation that another thread is at ends first: it holds the engine too.
     void close() {
+        std::shared_ptr<Engine> last = std::move(engine_);
         nb::gil_scoped_release release;
-        engine_.reset();
+        last.reset();
     }
 
     void linear(const Matrix& m, const Const<2>& x, const Out<2>& out) {
@@ -322,7 +359,7 @@ public:
 
     void embed(const Matrix& table, int streams, const Ids& tokens, const Out<2>& wide) {
         need_tokens(tokens, table.w.rows, "embed");
-        need(streams > 0 && has_shape(wide, {side(tokens, 0), streams * table.w.cols}), "embed", "shapes do not fit");
+        need(has_shape(wide, {side(tokens, 0), times(streams, table.w.cols)}), "embed", "shapes do not fit");
         run("embed", [&](Engine& e) {
             cpu::embed(e, table.w, streams, tokens.data(), side(tokens, 0), wide.data());
         });
@@ -357,8 +394,8 @@ public:
         std::vector<Span<DeltaState>> list;
         for (const nb::handle item : spans) {
             const auto t = nb::cast<nb::tuple>(item);
-            const auto history = nb::cast<Out<2>>(t[3]);
-            const auto matrix = nb::cast<Out<3>>(t[4]);
+            const auto history = state_of<Out<2>>(t, 3, "delta_net");
+            const auto matrix = state_of<Out<3>>(t, 4, "delta_net");
             need(has_shape(history, {w.conv.taps - 1, w.conv.channels}) &&
                      has_shape(matrix, {w.value_heads, w.key_dim, w.value_dim}),
                  "delta_net", "a state does not have the layer's shape");
@@ -378,8 +415,8 @@ public:
         std::vector<Span<AttentionState>> list;
         for (const nb::handle item : spans) {
             const auto t = nb::cast<nb::tuple>(item);
-            const auto keys = nb::cast<Out<3>>(t[3]), values = nb::cast<Out<3>>(t[4]);
-            const auto index_keys = nb::cast<Out<2>>(t[5]), block_keys = nb::cast<Out<2>>(t[6]);
+            const auto keys = state_of<Out<3>>(t, 3, op), values = state_of<Out<3>>(t, 4, op);
+            const auto index_keys = state_of<Out<2>>(t, 5, op), block_keys = state_of<Out<2>>(t, 6, op);
             const int tokens = side(keys, 0);
             need(has_shape(keys, {tokens, w.kv_heads, w.head_dim}) && has_shape(values, {tokens, w.kv_heads, w.head_dim}) &&
                      has_shape(index_keys, {tokens, w.index_dim}) && side(block_keys, 1) == w.index_dim,
@@ -392,6 +429,7 @@ public:
             need(stop <= tokens && stop / w.block <= side(block_keys, 0), op, "the cache is full");
         }
         need(covered(list) == rows, op, "every row must belong to one span");
+        if (rows == 0) return;
         run(op, [&](Engine& e) { cpu::sparse_attention(e, w, x.data(), rows, list, out.data()); });
     }
 
@@ -403,8 +441,8 @@ public:
         std::vector<Span<float*>> list;
         for (const nb::handle item : spans) {
             const auto t = nb::cast<nb::tuple>(item);
-            const auto history = nb::cast<Out<2>>(t[3]);
-            need(has_shape(history, {(w.conv.taps - 1) * w.dilation, w.conv.channels}), "ple",
+            const auto history = state_of<Out<2>>(t, 3, "ple");
+            need(has_shape(history, {w.conv.taps == 1 ? 0 : times(w.conv.taps - 1, w.dilation), w.conv.channels}), "ple",
                  "a state does not have the layer's shape");
             list.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]), history.data()});
             need_span(list.back(), rows, "ple");
@@ -480,18 +518,26 @@ public:
     }
 
 private:
-    Engine& engine(const char* operation) {
+    const std::shared_ptr<Engine>& engine(const char* operation) {
         need(engine_ != nullptr, operation, "the backend is closed");
-        return *engine_;
+        return engine_;
     }
 
     template <typename F>
     void run(const char* operation, const F& f) {
-        Engine& e = engine(operation);
-        nb::gil_scoped_release release;
-        const std::lock_guard turn(e.turn);
-        e.scratch.reset();
-        f(e);
+        const std::shared_ptr<Engine> e = engine(operation);
+        bool fits = true;
+        {
+            nb::gil_scoped_release release;
+            const std::lock_guard turn(e->turn);
+            try {
+                e->scratch.reset();
+                f(*e);
+            } catch (const std::bad_alloc&) {
+                fits = false;
+            }
+        }
+        need(fits, operation, "there is not enough memory");
     }
 
     template <typename State>
@@ -517,7 +563,7 @@ private:
              "a row is not in the residual");
     }
 
-    std::unique_ptr<Engine> engine_;
+    std::shared_ptr<Engine> engine_;
 };
 
 }  // namespace

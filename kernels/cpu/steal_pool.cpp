@@ -1,6 +1,7 @@
 #include "steal_pool.h"
 
 #include <chrono>
+#include <system_error>
 
 #if defined(_WIN32)
 #include <process.h>
@@ -57,11 +58,7 @@ StealPool::~StealPool() {
 }
 
 void StealPool::run_parallel(int chunks, Body body, const void* context) {
-    if (workers_.empty()) {
-        owner_ = static_cast<int>(getpid());
-        workers_.reserve(static_cast<size_t>(threads_ - 1));
-        for (int i = 1; i < threads_; i++) workers_.emplace_back([this, i] { wait_for_work(i); });
-    }
+    if (workers_.empty()) start();
     // No thread is inside a chunk now, so none reads these. They are published by the ranges.
     body_ = body;
     context_ = context;
@@ -76,6 +73,16 @@ void StealPool::run_parallel(int chunks, Body body, const void* context) {
     work(0);
     const auto finished = [&] { return done_.load(std::memory_order_acquire) == chunks; };
     while (!spin_until(finished)) std::this_thread::yield();
+}
+
+void StealPool::start() {
+    owner_ = static_cast<int>(getpid());
+    workers_.reserve(static_cast<size_t>(threads_ - 1));
+    try {
+        for (int i = 1; i < threads_; i++) workers_.emplace_back([this, i] { wait_for_work(i); });
+    } catch (const std::system_error&) {
+        // The system has no more threads to give. Those that there are take the others' chunks.
+    }
 }
 
 void StealPool::work(int thread) {

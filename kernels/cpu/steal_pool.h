@@ -50,6 +50,7 @@ private:
     };
 
     void run_parallel(int chunks, Body body, const void* context);
+    void start();
     void work(int thread);
     void wait_for_work(int thread);
 

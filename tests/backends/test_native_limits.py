@@ -194,3 +194,117 @@ def test_no_rows():
     assert ops.embed(Embedding(table.table, 2), np.zeros(0, np.int32)).shape == (0, 128)
     wide = np.zeros((0, SMALL.streams * SMALL.hidden), np.float32)
     assert ops.logits(layers.head(), wide, []).shape == (0, SMALL.vocab)
+
+
+def test_records_must_hold_their_parts():
+    from cherenkov import _native
+
+    fits = ExpertLayout(64, 64)
+    offsets, stride = list(fits.offsets().values()), fits.stride_bytes
+    _native.Record(64, 64, 4, 64, stride, offsets)
+    for shape, reason in [
+        ((64, 64, 4, 0), "groups"),
+        ((64, 96, 4, 64), "groups"),
+        ((64, 64, 5, 64), "bits"),
+        ((-64, 64, 4, 64), "rows"),
+        ((1 << 30, 64, 4, 64), "outside the record"),
+        ((256, 256, 16, 64), "outside the record"),
+    ]:
+        with pytest.raises(BackendError, match=reason):
+            _native.Record(*shape, stride, offsets)
+    for place in (stride, 1 << 63, stride - 1):
+        with pytest.raises(BackendError, match="outside the record"):
+            _native.Record(64, 64, 4, 64, stride, [*offsets[:-1], place])
+
+
+def test_states_are_used_where_they_lie_or_refused():
+    """A state that had to be converted would be advanced in a copy, and silently stay as it was."""
+    ops = start("")
+    layers = Layers(ops, SMALL)
+    delta, x = layers.delta(), layers.draw(1, SMALL.hidden)
+    state = layers.delta_state()
+    for matrix in (state.matrix.astype(np.float64), np.asfortranarray(state.matrix)):
+        state.matrix = matrix
+        with pytest.raises(BackendError, match="C-contiguous"):
+            ops.delta_net(delta, x, [Span(0, 1, 0, state)])
+    described = ops._described[id(delta)][1]
+    with pytest.raises(BackendError, match="C-contiguous"):
+        ops._engine.delta_net(described, x, [(0, 1, 0)], np.empty_like(x))
+
+
+def test_positions_near_the_end_of_the_integers():
+    ops = start("")
+    layers = Layers(ops, SMALL)
+    attention, x = layers.attention(), layers.draw(1, SMALL.hidden)
+    with pytest.raises(BackendError, match="span"):
+        ops.sparse_attention(attention, x, [Span(0, 1, 2**31 - 1, layers.attention_state(64))])
+
+
+def test_no_rows_are_no_work():
+    ops = start("")
+    layers = Layers(ops, SMALL)
+    none = np.empty((0, SMALL.hidden), np.float32)
+    out = ops.sparse_attention(layers.attention(), none, [Span(0, 0, 0, layers.attention_state(8))])
+    assert out.shape == none.shape
+
+
+def test_closing_waits_for_what_is_running():
+    ops = start("", threads=2)
+    matrix = ops.matrix(host_matrix(random(0)(2048, 2048), 4, 64))
+    x = np.ones((64, 2048), np.float32)
+    refused, began = [], threading.Event()
+
+    def work():
+        for _ in range(200):
+            try:
+                ops.linear(matrix, x)
+            except BackendError as error:
+                refused.append(str(error))
+                return
+            began.set()
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    began.wait(30)
+    ops.close()
+    for worker in workers:
+        worker.join(60)
+    assert len(refused) == 3
+    assert all("closed" in reason for reason in refused)
+
+
+FEW_THREADS = """
+import resource, sys
+import numpy as np
+from cherenkov.backends.base import Options
+from cherenkov.backends.native import Native
+from tests.backends.arithmetic import random
+from tests.backends.layers import host_matrix
+
+many, one = Native(Options(threads=64)), Native(Options(threads=1))
+matrix, x = host_matrix(random(0)(2048, 512), 4, 64), np.ones((16, 512), np.float32)
+expected = one.linear(one.matrix(matrix), x)
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]) << 20,) * 2)  # stacks no longer fit
+for _ in range(3):
+    np.testing.assert_array_equal(many.linear(many.matrix(matrix), x), expected)
+many.close()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="needs Linux's limits")
+def test_a_system_without_threads_to_give_still_gets_answers():
+    import subprocess
+    import sys
+
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", FEW_THREADS, "600"],
+        cwd=root,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-800:]
