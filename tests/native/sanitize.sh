@@ -28,9 +28,12 @@ cp "$work"/make/_native*.so "$work/package/cherenkov/"
 compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$work/make/CMakeCache.txt")
 runtime=$("$compiler" -print-file-name=libasan.so)
 [ -f "$runtime" ] || runtime=$("$compiler" -print-file-name="libclang_rt.asan-$(uname -m).so")
+# The sanitizer looks for __cxa_throw when it starts, before anything else has brought the C++ library along.
+library=$("$compiler" -print-file-name=libstdc++.so.6)
+[ -f "$library" ] || library=
 # Leaks are the interpreter's own; PYTHONSAFEPATH keeps the working tree's package out of the way.
 cd "$root"
-LD_PRELOAD=$runtime ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
+LD_PRELOAD="$runtime $library" ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
     PYTHONSAFEPATH=1 PYTHONPATH="$work/package:$root" PYTHONMALLOC=malloc \
     "$python" -m pytest -q -o pythonpath= -p no:cacheprovider --timeout=600 "$@" \
     tests/backends/test_native_matrices.py tests/backends/test_native_operations.py \
