@@ -116,8 +116,9 @@ def _prepared(folder: Path, name: str, on_event: Listener) -> Path:
     target = load_settings().data_dir / "stores" / f"{name}-{fingerprint(folder)[:12]}"
     if is_store(target):
         return target
+    checkpoint = open_source(folder, on_event)
     on_event(Note(f"preparing {folder} into {target}, once"))
-    return pack(open_source(folder, on_event), target, on_event=on_event, wait_for_other=True)
+    return pack(checkpoint, target, on_event=on_event, wait_for_other=True)
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_standard_input_and_repeat(store, monkeypatch, capsys):
     assert run([store, "-", "--repeat", "2"]) == 0
     out, err = capsys.readouterr()
     assert out == ANSWER * 2
-    assert err.count("GB read") == 2
+    assert err.count(" read; ") == 2
     assert "experts:" not in err
 
 
