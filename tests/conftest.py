@@ -6,7 +6,14 @@ from pathlib import Path
 # Small products do not gain from OpenBLAS's threads, and on busy cores they lose tenfold. Before NumPy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
+
+# Nothing here depends on time, and busy machines take their time.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"

@@ -66,7 +66,7 @@ def test_a_run_without_experts_or_decoding():
     text = show.summary(Run(1, 1, 0.0, 0.0, "length", ExpertStats()), "b")
     assert (
         text
-        == "prompt 1 tokens in 0 ms (no rate); answer 1 tokens (no rate), cut off at --max-tokens; no experts used; 0 GB read; b"
+        == "prompt 1 tokens in 0 ms (no rate); answer 1 tokens (no rate), cut off at --max-tokens; no experts used; 0 B read; b"
     )
 
 
