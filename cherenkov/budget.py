@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -252,18 +253,15 @@ def _fitting_context(demand: Demand, memory: Memory, slots: int | None) -> int:
 
 
 def available_memory(root: Path = Path("/")) -> Memory:
-    """Memory that can be taken now, honouring control groups (Linux) and the working set limit (macOS).
+    """Memory that can be taken now, honouring control groups and `ulimit -v` (Linux) and the working set limit (macOS).
 
     Args:
         root: where `proc` and `sys` are mounted.
     """
     if sys.platform == "darwin":
         return _darwin_memory()
-    machine = _machine_memory(root)
-    group = _group_memory(root)
-    if group is not None and group.available_bytes < machine.available_bytes:
-        return group
-    return machine
+    found = (_machine_memory(root), _group_memory(root), _limited_memory(root))
+    return min((m for m in found if m is not None), key=lambda m: m.available_bytes)
 
 
 def _machine_memory(root: Path) -> Memory:
@@ -271,6 +269,15 @@ def _machine_memory(root: Path) -> Memory:
     fields = _key_values(root / "proc/meminfo")
     available = fields.get("MemAvailable:", total // 1024) * 1024
     return Memory(total, available, "this machine")
+
+
+def _limited_memory(root: Path) -> Memory | None:
+    """What a limit on this process's address space leaves, if there is one."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    used = _key_values(root / "proc/self/status").get("VmSize:", 0) * 1024
+    return Memory(limit, max(0, limit - used), "the limit on this process (ulimit -v)")
 
 
 def _group_memory(root: Path) -> Memory | None:

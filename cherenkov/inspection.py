@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cherenkov.architectures import family_of
@@ -11,10 +10,11 @@ from cherenkov.budget import demand_of, smallest_plan
 from cherenkov.errors import ModelNotFound
 from cherenkov.packing.plan import make_plan
 from cherenkov.packing.store import PackedStore
-from cherenkov.preparation import demo_folder, is_checkpoint, is_store, open_source
+from cherenkov.preparation import demo_folder, expanded, is_checkpoint, is_store, open_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from cherenkov.packing.manifest import Manifest
 
@@ -36,7 +36,7 @@ def inspect(path: str | os.PathLike[str], *, bits: int | None = None) -> dict[st
     Raises:
         ModelNotFound, UnsupportedModel, CorruptModel, DiskError: as the trouble is.
     """
-    folder = demo_folder() if os.fspath(path) == "demo" else Path(path).expanduser()
+    folder = demo_folder() if os.fspath(path) == "demo" else expanded(path)
     if is_store(folder):
         return _store(folder)
     if is_checkpoint(folder):

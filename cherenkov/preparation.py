@@ -8,16 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from cherenkov.architectures import family_of
-from cherenkov.checkpoint.documents import read_object
+from cherenkov.checkpoint.documents import CONFIG_LIMIT_BYTES, is_file, read_object
 from cherenkov.checkpoint.shards import fingerprint, has_draft_head
 from cherenkov.checkpoint.source import Checkpoint, open_checkpoint
 from cherenkov.config import load_settings
-from cherenkov.errors import ModelNotFound
+from cherenkov.errors import ConfigError, ModelNotFound
 from cherenkov.events import Listener, Note, ignore
 from cherenkov.packing.pack import pack
 from cherenkov.packing.store import MANIFEST
 
-__all__ = ["DEMO", "demo_folder", "is_checkpoint", "is_store", "locate", "open_source", "prepare"]
+__all__ = [
+    "DEMO",
+    "demo_folder",
+    "expanded",
+    "is_checkpoint",
+    "is_store",
+    "locate",
+    "open_source",
+    "prepare",
+]
 
 DEMO = "demo"
 """Selector of the model that ships with the package."""
@@ -36,7 +45,7 @@ def locate(selector: str | os.PathLike[str], on_event: Listener = ignore) -> Pat
     """
     if os.fspath(selector) == DEMO:
         return _prepared(demo_folder(), DEMO, on_event)
-    folder = Path(selector).expanduser()
+    folder = expanded(selector)
     if is_store(folder):
         return folder
     if is_checkpoint(folder):
@@ -51,13 +60,13 @@ def demo_folder() -> Path:
 
 
 def is_store(folder: Path) -> bool:
-    """There is a packed store in the folder, in either layout."""
-    return (folder / MANIFEST).is_file() or (folder / "packed" / MANIFEST).is_file()
+    """There is a packed store in the folder, in either layout. Raises DiskError if that cannot be seen."""
+    return is_file(folder / MANIFEST) or is_file(folder / "packed" / MANIFEST)
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """There is a configuration in the folder, and so perhaps a checkpoint."""
-    return (folder / "config.json").is_file()
+    """There is a configuration in the folder, and so perhaps a checkpoint. Raises as `is_store`."""
+    return is_file(folder / "config.json")
 
 
 def open_source(folder: Path, on_event: Listener = ignore) -> Checkpoint:
@@ -101,13 +110,17 @@ def prepare(
 
     Raises:
         ModelNotFound, UnsupportedModel, CorruptModel: the source cannot be used; says why.
+        ConfigError: an option makes no sense, or `output` is no place for a store.
         DiskError: no space, or the system refused to read or write.
     """
-    folder = demo_folder() if os.fspath(source) == DEMO else Path(source).expanduser()
+    folder = demo_folder() if os.fspath(source) == DEMO else expanded(source)
+    try:
+        target = Path(output).expanduser()
+    except RuntimeError as error:  # there is no such user
+        raise ConfigError("output", os.fspath(output), str(error)) from None
     if not is_checkpoint(folder):
         raise _not_found(source, folder)
     checkpoint = open_source(folder, on_event)
-    target = Path(output).expanduser()
     return pack(checkpoint, target, bits=bits, threads=threads, on_event=on_event)
 
 
@@ -122,7 +135,19 @@ def _prepared(folder: Path, name: str, on_event: Listener) -> Path:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    return read_object(folder / "config.json")
+    return read_object(folder / "config.json", CONFIG_LIMIT_BYTES)
+
+
+def expanded(selector: str | os.PathLike[str]) -> Path:
+    """The folder that a selector names, in a user's home if it says so.
+
+    Raises:
+        ModelNotFound: if there is no such user.
+    """
+    try:
+        return Path(selector).expanduser()
+    except RuntimeError:
+        raise ModelNotFound(os.fspath(selector), [], "there is no such user") from None
 
 
 def _not_found(selector: str | os.PathLike[str], folder: Path) -> ModelNotFound:

@@ -135,16 +135,24 @@ def _look_at_data(found: Diagnosis) -> None:
 
     folder = load_settings().data_dir
     nearest = _nearest_existing(folder)
-    writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    writable = _is_folder(nearest) and os.access(nearest, os.W_OK | os.X_OK)
     found.data = {
         "path": str(folder),
-        "exists": folder.is_dir(),
+        "exists": _is_folder(folder),
         "writable": writable,
         "free_bytes": shutil.disk_usage(nearest).free,
     }
     if not writable:
         found.problems.append(f"{folder}: cannot be written to; set data_dir (CHERENKOV_DATA_DIR)")
     found.partials = _partials(folder / "stores")
+
+
+def _is_folder(path: Path) -> bool:
+    """There is a folder, as far as we may see."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _nearest_existing(folder: Path) -> Path:
@@ -156,7 +164,7 @@ def _nearest_existing(folder: Path) -> Path:
 
 def _partials(stores: Path) -> list[Partial]:
     """Working folders of preparations; `packing.workspace` names them and their locks."""
-    if not stores.is_dir() or not os.access(stores, os.R_OK | os.X_OK):
+    if not _is_folder(stores) or not os.access(stores, os.R_OK | os.X_OK):
         return []
     return [
         Partial(str(path), _size(path), _holder(path.with_suffix(".lock")))

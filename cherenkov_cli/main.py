@@ -77,6 +77,7 @@ def cli() -> None:
 
 def run(args: list[str]) -> int:
     """Run the command with `args` and return the exit code. Never raises what a user could have caused."""
+    _stand_in()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a character gets a question mark, not a traceback.
@@ -97,6 +98,13 @@ def run(args: list[str]) -> int:
     return code
 
 
+def _stand_in() -> None:
+    """Give standard streams that whoever started us had closed a place to go, so that files do not take theirs."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+
+
 def _invoke(args: list[str]) -> int:
     try:
         with cli.make_context("cherenkov", list(args)) as context:
@@ -110,5 +118,8 @@ def _invoke(args: list[str]) -> int:
         return 130
     except CherenkovError as error:
         complain(str(error))
+        return 1
+    except MemoryError:
+        complain("there is not enough memory, or a limit on it (ulimit -v) is too low")
         return 1
     return result if isinstance(result, int) else 0

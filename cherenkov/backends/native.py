@@ -20,6 +20,7 @@ one thread.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -415,5 +416,6 @@ def _huge_pages(size_bytes: int) -> NDArray[np.uint8]:
             asked_bytes=size_bytes,
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # only a hint, which some kernels do not know
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype=np.uint8, count=size_bytes)

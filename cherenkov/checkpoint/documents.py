@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -13,10 +14,50 @@ from cherenkov.units import MIB
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LIMIT_BYTES", "parse_object", "read_bytes", "read_object", "unique_keys"]
+__all__ = [
+    "CONFIG_LIMIT_BYTES",
+    "LIMIT_BYTES",
+    "is_file",
+    "is_there",
+    "parse_object",
+    "read_bytes",
+    "read_object",
+    "unique_keys",
+]
 
 LIMIT_BYTES = 64 * MIB
 """Longest JSON document that is read unless the caller says otherwise."""
+CONFIG_LIMIT_BYTES = 4 * MIB
+"""Longest config.json. Real ones are a few kilobytes; parsed, JSON may take thirty times its length."""
+_DEEPEST = 64
+"""Objects and lists inside one another. Whoever walks through a document may recurse that far."""
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
+
+
+def is_there(path: Path) -> bool:
+    """Whether anything has this name. A name that no file can have is not there.
+
+    Raises:
+        DiskError: if the system does not let us look.
+    """
+    return _mode(path) is not None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file of this name. Raises as `is_there`."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISREG(mode)
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except ValueError:  # a NUL, or half a surrogate pair
+        return None
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        raise DiskError.wrap(error, path, "read") from error
 
 
 def read_bytes(path: Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
@@ -30,6 +71,8 @@ def read_bytes(path: Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise CorruptModel(path, "the file is missing") from None
+    except ValueError:
+        raise CorruptModel(path, "no file can have this name") from None
     except OSError as error:
         raise DiskError.wrap(error, path, "read") from error
     status = os.fstat(descriptor)
@@ -77,7 +120,29 @@ def parse_object(path: str | os.PathLike[str], text: bytes) -> dict[str, Any]:
         raise CorruptModel(path, f"bad JSON: {error}") from None
     if not isinstance(value, dict):
         raise CorruptModel(path, "not a JSON object", found=type(value).__name__)
+    if not _is_shallow(value):
+        raise CorruptModel(path, "JSON nested too deeply")
     return value
+
+
+def _is_shallow(value: object) -> bool:
+    """Whether nothing lies more than `_DEEPEST` deep; found without recursion."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [inner for outer in level for inner in _parts(outer)]
+        if not level:
+            return True
+    return False
+
+
+def _parts(value: object) -> list[Any]:
+    """The objects and lists directly inside another."""
+    inside: list[Any] = []
+    if isinstance(value, dict):
+        inside = list(value.values())
+    elif isinstance(value, list):
+        inside = value
+    return [part for part in inside if isinstance(part, dict | list)]
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

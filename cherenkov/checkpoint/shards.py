@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cherenkov.checkpoint.documents import LIMIT_BYTES, read_bytes, read_object
+from cherenkov.checkpoint.documents import LIMIT_BYTES, is_there, read_bytes, read_object
 from cherenkov.checkpoint.names import canonical, is_vision
 from cherenkov.checkpoint.safetensors import SafetensorsFile
 from cherenkov.errors import CorruptModel, DiskError, ModelNotFound, UnsupportedModel
@@ -116,6 +116,8 @@ def vetted(folder: Path, name: str) -> Path:
     try:
         real = path.resolve()
         home = folder.resolve()
+    except ValueError:  # half a surrogate pair
+        raise CorruptModel(folder, "no file can have this name", item=repr(name)[:200]) from None
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
         raise CorruptModel(path, f"cannot be followed: {error}") from None
     if real.parent not in {home, home.parent.parent / "blobs"}:
@@ -132,8 +134,8 @@ def open_shards(folder: Path) -> TensorTable:
         CorruptModel: if the index and the shards disagree, a shard is damaged, or two tensors mean the same.
         DiskError: if the system refuses to read.
     """
-    files = _indexed(folder) if (folder / INDEX).exists() else [_single(folder)]
-    if (folder / DRAFT).exists() and not any(file.path.name == DRAFT for file in files):
+    files = _indexed(folder) if is_there(folder / INDEX) else [_single(folder)]
+    if is_there(folder / DRAFT) and not any(file.path.name == DRAFT for file in files):
         files.append(SafetensorsFile.open(vetted(folder, DRAFT)))
     table: dict[str, Stored] = {}
     for file in files:
@@ -165,20 +167,23 @@ def fingerprint(folder: Path) -> str:
         DiskError: if the system refuses to read.
     """
     digest = hashlib.sha256()
+    path = folder
     try:
         names = sorted(n for n in os.listdir(folder) if n.endswith(_COUNTED))  # noqa: PTH208
         for name in names:
-            status = (folder / name).stat()
-            digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+            path = folder / name
+            status = path.stat()
+            digest.update(os.fsencode(name))  # which need not be text
+            digest.update(f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
             if name.endswith(_TEXT) and status.st_size <= LIMIT_BYTES:
-                digest.update(read_bytes(folder / name))
+                digest.update(read_bytes(path))
     except OSError as error:
-        raise DiskError.wrap(error, folder, "read") from error
+        raise DiskError.wrap(error, path, "read") from error
     return digest.hexdigest()
 
 
 def _single(folder: Path) -> SafetensorsFile:
-    if (folder / SINGLE).exists():
+    if is_there(folder / SINGLE):
         return SafetensorsFile.open(vetted(folder, SINGLE))
     if not folder.is_dir():
         raise ModelNotFound(str(folder), [str(folder)], "no such folder")

@@ -9,6 +9,7 @@ import numpy as np
 
 from cherenkov.checkpoint.affine import HostMatrix, dequantise
 from cherenkov.errors import CorruptModel, DiskError
+from cherenkov.packing.integrity import checksum
 from cherenkov.units import MIB
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from cherenkov.packing.integrity import NgramBlocks
     from cherenkov.packing.layout import NgramLayout
 
 __all__ = ["RESIDENT_BYTES", "RowTable"]
@@ -27,12 +29,19 @@ RESIDENT_BYTES = 64 * MIB
 class RowTable:
     """Rows of float32 values, read and dequantised on demand.
 
+    Args:
+        path: the file.
+        layout: of its rows.
+        checksums: of its blocks. They are compared when the table is read whole; a row alone cannot be checked.
+
     Raises:
         DiskError: if the file cannot be read.
-        CorruptModel: if it ends early.
+        CorruptModel: if it ends early, or a block is not what was written.
     """
 
-    def __init__(self, path: Path, layout: NgramLayout) -> None:
+    def __init__(
+        self, path: Path, layout: NgramLayout, checksums: NgramBlocks | None = None
+    ) -> None:
         self.path = path
         self.layout = layout
         try:
@@ -40,13 +49,15 @@ class RowTable:
         except OSError as error:
             raise DiskError.wrap(error, path, "open the n-gram table") from error
         self._resident: NDArray[np.uint8] | None = None
-        if layout.total_bytes <= RESIDENT_BYTES:
-            try:
+        try:
+            if layout.total_bytes <= RESIDENT_BYTES:
                 whole = self._read(0, layout.total_bytes)
-            except BaseException:
-                self.close()
-                raise
-            self._resident = whole.reshape(layout.rows, layout.row_bytes)
+                if checksums is not None:
+                    self._check(whole, checksums)
+                self._resident = whole.reshape(layout.rows, layout.row_bytes)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def resident_bytes(self) -> int:
@@ -69,6 +80,14 @@ class RowTable:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def _check(self, whole: NDArray[np.uint8], checksums: NgramBlocks) -> None:
+        size = checksums.block_rows * self.layout.row_bytes
+        for block, expected in enumerate(checksums.blocks):
+            if checksum(whole[block * size : (block + 1) * size].data) != expected:
+                raise CorruptModel(
+                    self.path, "checksum does not match", item=f"block {block}", offset=block * size
+                )
 
     def _decode(self, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         layout = self.layout

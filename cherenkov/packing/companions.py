@@ -6,7 +6,7 @@ import copy
 import json
 from typing import TYPE_CHECKING, Any
 
-from cherenkov.checkpoint.documents import LIMIT_BYTES, read_bytes
+from cherenkov.checkpoint.documents import LIMIT_BYTES, is_there, read_bytes
 from cherenkov.checkpoint.shards import vetted
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def companions(checkpoint: Checkpoint) -> dict[str, bytes]:
     """
     found = {"config.json": _config(checkpoint)}
     for name in _NAMES:
-        if (checkpoint.folder / name).exists():
+        if is_there(checkpoint.folder / name):
             found[name] = read_bytes(vetted(checkpoint.folder, name), LIMIT_BYTES)
     return found
 
@@ -44,7 +44,7 @@ def _config(checkpoint: Checkpoint) -> bytes:
     original = checkpoint.folder / "config.json"
     drafted = any(spec.name.startswith("mtp.") for spec in checkpoint.inventory.dense)
     config = checkpoint.config if drafted else _without_draft(checkpoint.config)
-    if config == checkpoint.config and original.exists():
+    if config == checkpoint.config and is_there(original):
         return read_bytes(vetted(checkpoint.folder, "config.json"), LIMIT_BYTES)
     return json.dumps(config, indent=2).encode() + b"\n"
 

@@ -7,6 +7,7 @@ XXH3-64: they find accidents, not forgeries. The document ends with a checksum o
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ NAME = "integrity.json"
 VERSION = 1
 ALGORITHM = "xxh3_64"
 _SEAL = b',"self":"'
+_SUM = re.compile("[0-9a-f]{16}")
 
 
 def checksum(data: bytes | bytearray | memoryview) -> int:
@@ -112,21 +114,34 @@ class Integrity:
                 tool=str(document["tool"]),
                 fingerprint=str(document["fingerprint"]),
                 options=dict(document["options"]),
-                records=_unhex(document["experts"]),
-                dense={name: int(value, 16) for name, value in document["dense"].items()},
-                ngrams=tuple(
-                    NgramBlocks(str(n["file"]), int(n["block_rows"]), _unhex(n["blocks"]))
-                    for n in document["ngrams"]
-                ),
-                files={name: int(value, 16) for name, value in document["files"].items()},
+                records=tuple(map(_unhex, document["experts"])),
+                dense={name: _unhex(value) for name, value in document["dense"].items()},
+                ngrams=tuple(map(_read_blocks, document["ngrams"])),
+                files={_plain(name): _unhex(value) for name, value in document["files"].items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptModel(path, f"malformed: {error!r}") from None
+            raise CorruptModel(path, f"malformed: {error!r:.200}") from None
 
 
 def _hex(value: int) -> str:
     return f"{value:016x}"
 
 
-def _unhex(values: list[str]) -> tuple[int, ...]:
-    return tuple(int(value, 16) for value in values)
+def _unhex(value: str) -> int:
+    if not _SUM.fullmatch(value):
+        raise ValueError(f"{value:.40} is no checksum")
+    return int(value, 16)
+
+
+def _plain(name: str) -> str:
+    """The name of a file in the store itself."""
+    if not name.isprintable() or "/" in name or name in {"", ".", ".."}:
+        raise ValueError(f"{name!r:.80} is no plain name")
+    return name
+
+
+def _read_blocks(part: dict[str, Any]) -> NgramBlocks:
+    rows = part["block_rows"]
+    if type(rows) is not int or rows < 1:
+        raise ValueError(f"block_rows = {rows!r:.40}")
+    return NgramBlocks(_plain(part["file"]), rows, tuple(map(_unhex, part["blocks"])))

@@ -263,7 +263,8 @@ def _read_experts(fields: _Fields) -> ExpertSection:
 
 
 def _read_ngram(fields: _Fields, file: str) -> NgramSection:
-    if not file.endswith(".bin") or "/" in file or "\0" in file or file.startswith("."):
+    plain = file.isprintable() and "/" not in file and not file.startswith(".")
+    if not plain or not file.endswith(".bin"):
         raise fields.fail("file", "not a plain name that ends in .bin", found=repr(file))
     layout = NgramLayout(
         rows=fields.integer("rows"),

@@ -17,7 +17,7 @@ import xxhash
 
 from cherenkov.checkpoint import affine
 from cherenkov.checkpoint.shards import fingerprint
-from cherenkov.errors import Cancelled, CorruptModel, DiskError
+from cherenkov.errors import Cancelled, ConfigError, CorruptModel, DiskError
 from cherenkov.events import Listener, Note, Progress, ignore
 from cherenkov.packing import integrity as checksums
 from cherenkov.packing.companions import companions
@@ -86,6 +86,9 @@ def pack(  # noqa: PLR0913 - options, each by its name
         DiskError: if there is no space, or reading or writing fails. Nothing is left behind.
         Cancelled: passed on from `on_event`; the next call resumes.
     """
+    if threads < 0:
+        raise ConfigError("threads", threads, "must be 1 or more, or 0 for one a core")
+    target = _target(output)
     for note in checkpoint.notes:
         on_event(note)
     plan = make_plan(checkpoint, bits, group)
@@ -95,11 +98,25 @@ def pack(  # noqa: PLR0913 - options, each by its name
         "group": plan.group,
         "allow_nonfinite": allow_nonfinite,
     }
-    space = Workspace(Path(os.path.abspath(output)), key)  # noqa: PTH100 - links stay links
+    space = Workspace(target, key)
     job = _Job(checkpoint, plan, space, on_event, at_risk_bytes)
     with parents(space.target), FolderLock(space.lock, space.target, wait=wait_for_other):
         job.run(threads or cores(), quantise)
     return space.target
+
+
+def _target(output: str | os.PathLike[str]) -> Path:
+    """The folder that the store will be, absolute."""
+    try:
+        os.fsencode(output)
+        target = Path(os.path.abspath(output))  # noqa: PTH100 - links stay links
+    except ValueError:  # half a surrogate pair
+        raise ConfigError("output", str(output), "no folder can have this name") from None
+    except OSError as error:  # the current folder is gone
+        raise DiskError.wrap(error, output, "find the folder of") from error
+    if not target.name or "\0" in str(target):
+        raise ConfigError("output", str(target), "no store can have this name")
+    return target
 
 
 class _Job:

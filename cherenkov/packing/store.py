@@ -10,7 +10,14 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cherenkov.checkpoint.documents import read_bytes, read_object
+from cherenkov.checkpoint.documents import (
+    CONFIG_LIMIT_BYTES,
+    is_file,
+    is_there,
+    read_bytes,
+    read_object,
+)
+from cherenkov.checkpoint.shards import vetted
 from cherenkov.errors import CorruptModel, DiskError, ModelNotFound
 from cherenkov.packing import integrity as checksums
 from cherenkov.packing.dense import DenseTensors
@@ -62,17 +69,17 @@ class PackedStore:
             DiskError: if the system refuses to read.
         """
         folder = _find(Path(path))
-        text = read_bytes(folder / MANIFEST)
+        text = read_bytes(vetted(folder, MANIFEST))
         manifest = Manifest.from_bytes(folder / MANIFEST, text)
         integrity = None
-        if (folder / checksums.NAME).exists():
-            integrity = Integrity.from_bytes(
-                folder / checksums.NAME, read_bytes(folder / checksums.NAME)
-            )
+        if is_there(folder / checksums.NAME):
+            path = vetted(folder, checksums.NAME)
+            integrity = Integrity.from_bytes(path, read_bytes(path))
             _check_small_file(folder / MANIFEST, text, integrity)
             _check_counts(folder / checksums.NAME, manifest, integrity)
-        config_path = folder / CONFIG if (folder / CONFIG).exists() else folder.parent / CONFIG
-        store = cls(folder, read_object(config_path), manifest, integrity)
+        home = folder if is_there(folder / CONFIG) else folder.parent
+        config_path = vetted(home, CONFIG)
+        store = cls(folder, read_object(config_path, CONFIG_LIMIT_BYTES), manifest, integrity)
         if integrity is not None and config_path.parent == folder:
             _check_small_file(config_path, read_bytes(config_path), integrity)
         store.check_lengths()
@@ -109,11 +116,16 @@ class PackedStore:
         return tuple(self.path / section.file for section in self.manifest.ngrams)
 
     def file(self, name: str) -> Path | None:
-        """A companion file such as tokenizer.json, in the store or (older layout) beside it; None if absent."""
+        """A companion file such as tokenizer.json, in the store or (older layout) beside it; None if absent.
+
+        Raises:
+            CorruptModel: if it is a link that leads elsewhere.
+            DiskError: if the system does not let us look.
+        """
         for folder in (self.path, self.path.parent):
-            if (folder / name).is_file():
-                return folder / name
-            if (folder / CONFIG).exists():  # the older layout keeps all of them in the parent
+            if is_file(folder / name):
+                return vetted(folder, name)
+            if is_there(folder / CONFIG):  # the older layout keeps all of them in the parent
                 break
         return None
 
@@ -158,7 +170,7 @@ class PackedStore:
 
 def _find(path: Path) -> Path:
     for folder in (path, path / "packed"):
-        if (folder / MANIFEST).exists():
+        if is_there(folder / MANIFEST):
             return folder
     raise ModelNotFound(
         str(path), [str(path / MANIFEST), str(path / "packed" / MANIFEST)], "prepare one first"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from cherenkov.checkpoint.documents import read_bytes
+from cherenkov.checkpoint.shards import vetted
 from cherenkov.errors import CorruptModel, DiskError
 from cherenkov.events import Listener, Progress, ignore
 from cherenkov.packing.integrity import checksum
@@ -175,7 +176,7 @@ def _stretches(store: PackedStore, integrity: Integrity) -> Iterator[_Stretch]:
 def _small_files(store: PackedStore, integrity: Integrity) -> Iterator[Problem]:
     for name, expected in integrity.files.items():
         try:
-            found = checksum(read_bytes(store.path / name))
+            found = checksum(read_bytes(vetted(store.path, name)))
         except (CorruptModel, DiskError) as error:
             yield Problem(name, "", str(error))
             continue

@@ -66,6 +66,11 @@ class Workspace:
             )
         if any(self.target.iterdir()):
             raise ConfigError("output", str(self.target), "exists and is not empty")
+        # The store takes its name by a rename, which replaces an empty folder, but neither of these.
+        if self.target.is_symlink():
+            raise ConfigError("output", str(self.target), "is a link: give the folder it leads to")
+        if self.target.is_mount():
+            raise ConfigError("output", str(self.target), "is a mount point: give a folder in it")
         return False
 
     def resume(self) -> dict[int, list[int]]:

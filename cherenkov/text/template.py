@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from cherenkov.checkpoint.documents import read_bytes, read_object
+from cherenkov.checkpoint.documents import is_there, read_bytes, read_object
+from cherenkov.checkpoint.shards import vetted
 from cherenkov.errors import CorruptModel, RequestError, TemplateError
 from cherenkov.text.template_process import Limits, TemplateProcess
 
@@ -99,7 +100,11 @@ class ChatTemplate:
             DiskError: if a file cannot be read.
         """
         path = Path(folder) / "tokenizer_config.json"
-        config = read_object(path, CONFIG_LIMIT_BYTES) if path.exists() else {}
+        config = (
+            read_object(vetted(path.parent, path.name), CONFIG_LIMIT_BYTES)
+            if is_there(path)
+            else {}
+        )
         source = _separate_source(Path(folder) / "chat_template.jinja")
         if source is None:
             source = _configured_source(path, config.get("chat_template"))
@@ -210,10 +215,10 @@ def _absent_character(text: str) -> str:
 
 
 def _separate_source(path: Path) -> str | None:
-    if not path.exists():
+    if not is_there(path):
         return None
     try:
-        return read_bytes(path, TEMPLATE_LIMIT_BYTES).decode()
+        return read_bytes(vetted(path.parent, path.name), TEMPLATE_LIMIT_BYTES).decode()
     except UnicodeDecodeError as error:
         raise CorruptModel(path, "is not UTF-8", offset=error.start) from error
 
@@ -221,8 +226,8 @@ def _separate_source(path: Path) -> str | None:
 def _configured_source(path: Path, value: object) -> str:
     """The template in a tokenizer configuration: a string, or the one named default of a list."""
     if isinstance(value, list):
-        named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
-        value = named.get("default")
+        named = [t for t in value if isinstance(t, dict) and t.get("name") == "default"]
+        value = named[-1].get("template") if named else None
     if value is None:
         raise TemplateError(
             f"{path.parent} has no chat template: pass the prompt as it is, with --raw (raw=True)"

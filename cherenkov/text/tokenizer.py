@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import tokenizers
 
-from cherenkov.checkpoint.documents import read_bytes, read_object
+from cherenkov.checkpoint.documents import is_there, read_bytes, read_object
+from cherenkov.checkpoint.shards import vetted
 from cherenkov.errors import CorruptModel, RequestError, UnsupportedModel
 from cherenkov.text.controls import Controls
+from cherenkov.text.normalisers import growth
 from cherenkov.text.token_bytes import KNOWN, byte_fallback, spelling_of
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ __all__ = ["Decoder", "Tokenizer"]
 
 TOKENIZER_LIMIT_BYTES = 128 << 20
 CONFIG_LIMIT_BYTES = 16 << 20
+_MOST_GROWTH = 16
 STOP_NAMES = ("<|im_end|>", "<|endoftext|>")
 
 
@@ -49,7 +52,13 @@ class Tokenizer:
         if spelling is None:
             kind = type(inner.decoder).__name__
             raise UnsupportedModel(f"{path}: a tokenizer with decoder {kind}", known=KNOWN)
+        if growth(inner.normalizer) > _MOST_GROWTH:
+            raise UnsupportedModel(
+                f"{path}: a tokenizer whose normaliser may make texts far longer"
+            )
         self._spelling = spelling
+        if getattr(inner.model, "dropout", None):
+            inner.model.dropout = None  # for training: the same text would not give the same tokens
         inner.no_truncation()
         inner.no_padding()
         self._inner = inner
@@ -80,7 +89,7 @@ class Tokenizer:
             DiskError: if a file cannot be read.
         """
         path = Path(folder) / "tokenizer.json"
-        data = read_bytes(path, TOKENIZER_LIMIT_BYTES)
+        data = read_bytes(vetted(path.parent, path.name), TOKENIZER_LIMIT_BYTES)
         with _malformed(path):
             inner = _literal_controls(_parse(data), data)
         return cls(inner, path=path, stop_ids=_configured_stops(Path(folder)))
@@ -204,9 +213,9 @@ def _configured_stops(folder: Path) -> set[int]:
     stops: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        if not path.exists():
+        if not is_there(path):
             continue
-        config = read_object(path, CONFIG_LIMIT_BYTES)
+        config = read_object(vetted(folder, name), CONFIG_LIMIT_BYTES)
         stops |= _eos_ids(path, config.get("eos_token_id"))
         text_config = config.get("text_config")
         if isinstance(text_config, dict):

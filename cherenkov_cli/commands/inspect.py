@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cherenkov.units import format_bytes
-from cherenkov_cli.show import print_json, table
+from cherenkov_cli.show import one_line, print_json, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ def command(path: str, bits: int | None, as_json: bool) -> None:
 
 
 def _report(found: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{found['kind']} {found['path']}"
+    yield one_line(f"{found['kind']} {found['path']}")
     yield table([*_model(found), *_source(found)])
     yield "bytes"
     yield table([(name, format_bytes(size)) for name, size in found["bytes"].items()])
@@ -55,7 +55,7 @@ def _report(found: Mapping[str, Any]) -> Iterator[str]:
             ]
         )
     for note in found.get("source", {}).get("notes", ()):
-        yield f"note: {note}"
+        yield one_line(f"note: {note}")
 
 
 def _model(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

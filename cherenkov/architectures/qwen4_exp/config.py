@@ -15,6 +15,10 @@ _ATTENTION = {"full_attention", "indexed_attention", "qwen_sparse_attention"}
 _LINEAR = "linear_attention"
 _MOST_HASHES = 1024
 """Hash heads over all layers. Each needs a prime of its own, and 16 are usual."""
+_MOST_TAPS = 16
+"""Of a convolution; what the kernels have room for."""
+_MOST_BUDGET = 1 << 29
+"""Tokens attended to; positions are 32-bit integers in the kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +227,8 @@ def _attention(keys: _Keys) -> dict[str, Any]:
         "biased": keys.flag("attention_bias", default=False),
         "index_heads": keys.integer("indexer_n_heads"),
         "index_dim": keys.integer("indexer_head_dim"),
-        "block": keys.integer("indexer_compress_ratio"),
-        "budget": keys.integer("indexer_budget"),
+        "block": keys.integer("indexer_compress_ratio", most=_MOST_BUDGET),
+        "budget": keys.integer("indexer_budget", most=_MOST_BUDGET),
     }
 
 
@@ -237,7 +241,7 @@ def _delta(keys: _Keys) -> dict[str, Any]:
         "value_heads": keys.integer("linear_num_value_heads"),
         "key_dim": keys.integer("linear_key_head_dim"),
         "value_dim": keys.integer("linear_value_head_dim"),
-        "taps": keys.integer("linear_conv_kernel_dim", 4, least=2),
+        "taps": keys.integer("linear_conv_kernel_dim", 4, least=2, most=_MOST_TAPS),
         "gate": gate,
     }
 
@@ -278,7 +282,7 @@ def _ngrams(keys: _Keys, attention: tuple[bool, ...]) -> dict[str, Any]:
     return {
         "ple_layers": layers,
         "ple_dim": width,
-        "ple_taps": keys.integer("ple_conv_kernel_size", 4, least=2),
+        "ple_taps": keys.integer("ple_conv_kernel_size", 4, least=2, most=_MOST_TAPS),
         "ngram": order,
         "ngram_heads": heads,
         "ngram_rows": tuple(

@@ -67,20 +67,25 @@ class _Qwen4ExpFamily:
         _check_experts(store, config)
         weights = load(config, store.dense(), backend)
         _check_hashes(store, weights)
-        tables: dict[int, RowTable] = {}
-        try:
-            for layer, path, layout in zip(
-                config.ple_layers, store.ngram_paths, store.ngram_layouts, strict=True
-            ):
-                tables[layer] = RowTable(path, layout)
-        except BaseException:
-            for table in tables.values():
-                table.close()
-            raise
-        return Qwen4Exp(config, backend, weights, experts, tables)
+        return Qwen4Exp(config, backend, weights, experts, _tables(store, config))
 
 
 FAMILY = _Qwen4ExpFamily()
+
+
+def _tables(store: PackedStore, config: Config) -> dict[int, RowTable]:
+    """The open n-gram table of each layer that has one."""
+    sums = store.integrity.ngrams if store.integrity is not None else ()
+    tables: dict[int, RowTable] = {}
+    try:
+        for which, layer in enumerate(config.ple_layers):
+            path, layout = store.ngram_paths[which], store.ngram_layouts[which]
+            tables[layer] = RowTable(path, layout, sums[which] if sums else None)
+    except BaseException:
+        for table in tables.values():
+            table.close()
+        raise
+    return tables
 
 
 def _row_scratch(c: Config) -> int:
