@@ -6,7 +6,9 @@ struct Isa {
     using Int = __m512i;
     static constexpr int lanes = 16;
     static constexpr bool has_bf16 = ISA_BF16;
-    static constexpr bool has_integers = true;
+    static constexpr bool has_integers = ISA_INTEGERS;
+    static constexpr int tile_rows = 8;   // inputs that a panel meets at a time: sixteen sums hide the latency
+    static constexpr int panel_from = 8;  // rows from which unpacking a panel pays
 
     // Output rows per pass. One row streams best from memory where unpacking is cheap; measured on Zen 5.
     template <int Bits, Precision P, int M>
@@ -163,6 +165,58 @@ struct Isa {
     }
 #endif
 
+    // for integer products: see integer_products.inl
+    static ALWAYS_INLINE Int no_sums() { return _mm512_setzero_si512(); }
+    static ALWAYS_INLINE Int splat_pair(const void* at) {
+        int x;
+        memcpy(&x, at, 4);
+        return _mm512_set1_epi32(x);
+    }
+    // In each quarter: the sums of the quarter's lanes of a, b, c and d.
+    static ALWAYS_INLINE Int reduce(Int a, Int b, Int c, Int d) {
+        const Int ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        const Int cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        return _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    }
+    // Neighbouring quarters of a added up, then those of b.
+    static ALWAYS_INLINE Int join(Int a, Int b) {
+        return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+    }
+    // Four BF16 numbers of each of four rows, to [number][row].
+    template <typename Quad>
+    static ALWAYS_INLINE Quad spread(const uint8_t* r0, const uint8_t* r1, const uint8_t* r2, const uint8_t* r3) {
+        const __m128i a = load_two(r0, r1), b = load_two(r2, r3);
+        const __m128i even = _mm_unpacklo_epi16(a, b), odd = _mm_unpackhi_epi16(a, b);
+        const __m256i low = _mm256_castsi128_si256(_mm_unpacklo_epi16(even, odd));
+        return {{widen(_mm256_inserti128_si256(low, _mm_unpackhi_epi16(even, odd), 1))}};
+    }
+    static ALWAYS_INLINE Float alternate(Float a, Float b) { return _mm512_mask_blend_ps(0xaaaa, a, b); }
+    static ALWAYS_INLINE Float alternate(Float a, Float b, Float c, Float d) {
+        return _mm512_mask_blend_ps(0xcccc, _mm512_mask_blend_ps(0x2222, a, b), _mm512_mask_blend_ps(0x8888, c, d));
+    }
+    template <typename Quad>
+    static ALWAYS_INLINE void fold(const Quad& chains, float* products) { _mm_storeu_ps(products, quarter(chains.part[0])); }
+    static ALWAYS_INLINE void transpose(Int (&v)[16]) {
+        Int a[16], b[16];
+        for (int i = 0; i < 16; i += 2) {
+            a[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
+            a[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+        }
+        for (int i = 0; i < 16; i += 4)
+            for (int k = 0; k < 2; k++) {
+                b[i + 2 * k] = _mm512_unpacklo_epi64(a[i + k], a[i + k + 2]);
+                b[i + 2 * k + 1] = _mm512_unpackhi_epi64(a[i + k], a[i + k + 2]);
+            }
+        for (int i = 0; i < 4; i++) {  // quarter q of b[i + 4k]: column 4q + i of rows 4k ..
+            const Int even0 = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88), odd0 = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
+            const Int even1 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88), odd1 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
+            v[i] = _mm512_shuffle_i32x4(even0, even1, 0x88);
+            v[i + 4] = _mm512_shuffle_i32x4(odd0, odd1, 0x88);
+            v[i + 8] = _mm512_shuffle_i32x4(even0, even1, 0xdd);
+            v[i + 12] = _mm512_shuffle_i32x4(odd0, odd1, 0xdd);
+        }
+    }
+
     // The scales of a block, spread over its lanes.
     struct Scales {
         size_t bytes;  // in a block
@@ -189,6 +243,10 @@ struct Isa {
     };
 
 private:
+    static ALWAYS_INLINE __m128i load_two(const uint8_t* low, const uint8_t* high) {  // 8 bytes each
+        const __m128i l = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(low));
+        return _mm_unpacklo_epi64(l, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(high)));
+    }
     static ALWAYS_INLINE Int table(const uint8_t (&bytes)[64]) { return _mm512_load_si512(bytes); }
 
     alignas(64) static constexpr uint16_t every_fourth[2][32] = {

@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "isa.h"
+#define ISA_INTEGERS 1
 
 namespace cherenkov::cpu {
 namespace {
@@ -11,7 +12,9 @@ struct Isa {
     using Int = __m256i;
     static constexpr int lanes = 8;
     static constexpr bool has_bf16 = false;
-    static constexpr bool has_integers = true;
+    static constexpr bool has_integers = ISA_INTEGERS;
+    static constexpr int tile_rows = 4;   // inputs that a panel meets at a time: eight sums fit the registers
+    static constexpr int panel_from = 6;  // rows from which unpacking a panel pays
 
     // Output rows per pass, by what fits 16 registers.
     template <int Bits, Precision P, int M>
@@ -169,11 +172,61 @@ struct Isa {
         return Bits == 4 && j == 3 ? shifted : _mm256_and_si256(shifted, _mm256_set1_epi16((1 << Bits) - 1));
     }
     static ALWAYS_INLINE Int dot_words(Int q, Int x) { return _mm256_madd_epi16(q, x); }
-    static ALWAYS_INLINE Int dot_words(Int sum, Int q, Int x) { return _mm256_add_epi32(sum, _mm256_madd_epi16(q, x)); }
+    // GCC would collect the products of a loop first and add them up later, and run out of registers.
+    static ALWAYS_INLINE Int dot_words(Int sum, Int q, Int x) {
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(q, x));
+        asm("" : "+x"(sum));
+        return sum;
+    }
     static ALWAYS_INLINE Int dot_bytes(Int q0, Int x0, Int q1, Int x1) {  // at most 4 * 15 * 127: no word overflows
         const Int pairs = _mm256_add_epi16(_mm256_maddubs_epi16(q0, x0), _mm256_maddubs_epi16(q1, x1));
         return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
     }
+    // for integer products: see integer_products.inl
+    static ALWAYS_INLINE Int no_sums() { return _mm256_setzero_si256(); }
+    static ALWAYS_INLINE Int splat_pair(const void* at) { return _mm256_set1_epi32(dword(static_cast<const uint8_t*>(at))); }
+    // In each half: the sums of the half's lanes of a, b, c and d.
+    static ALWAYS_INLINE Int reduce(Int a, Int b, Int c, Int d) {
+        const Int ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+        const Int cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+        return _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+    }
+    // The halves of a added up, then those of b.
+    static ALWAYS_INLINE Int join(Int a, Int b) {
+        return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+    }
+    // Four BF16 numbers of each of four rows, to [number][row].
+    template <typename Quad>
+    static ALWAYS_INLINE Quad spread(const uint8_t* r0, const uint8_t* r1, const uint8_t* r2, const uint8_t* r3) {
+        const __m128i a = load_two(r0, r1), b = load_two(r2, r3);
+        const __m128i even = _mm_unpacklo_epi16(a, b), odd = _mm_unpackhi_epi16(a, b);
+        return {{widen(_mm_unpacklo_epi16(even, odd)), widen(_mm_unpackhi_epi16(even, odd))}};
+    }
+    static ALWAYS_INLINE Float alternate(Float a, Float b) { return _mm256_blend_ps(a, b, 0xaa); }
+    static ALWAYS_INLINE Float alternate(Float a, Float b, Float c, Float d) {
+        return _mm256_blend_ps(_mm256_blend_ps(a, b, 0x22), _mm256_blend_ps(c, d, 0x88), 0xcc);
+    }
+    template <typename Quad>
+    static ALWAYS_INLINE void fold(const Quad& chains, float* products) {
+        _mm_storeu_ps(products, half(_mm256_add_ps(chains.part[0], chains.part[1])));
+    }
+    static ALWAYS_INLINE void transpose(Int (&v)[8]) {
+        Int a[8], b[8];
+        for (int i = 0; i < 8; i += 2) {
+            a[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]);
+            a[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
+        }
+        for (int i = 0; i < 8; i += 4)
+            for (int k = 0; k < 2; k++) {
+                b[i + 2 * k] = _mm256_unpacklo_epi64(a[i + k], a[i + k + 2]);
+                b[i + 2 * k + 1] = _mm256_unpackhi_epi64(a[i + k], a[i + k + 2]);
+            }
+        for (int i = 0; i < 4; i++) {
+            v[i] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x20);
+            v[i + 4] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x31);
+        }
+    }
+
     // Scales of a block, spread over its lanes: one for all of them, or one for each half. Both cases run the same
     // instructions, with a second load of the same scale in the first.
     struct Scales {
@@ -210,6 +263,10 @@ struct Isa {
 private:
     static ALWAYS_INLINE __m128i load_16_bytes(const uint8_t* at) {
         return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+    }
+    static ALWAYS_INLINE __m128i load_two(const uint8_t* low, const uint8_t* high) {  // 8 bytes each
+        const __m128i l = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(low));
+        return _mm_unpacklo_epi64(l, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(high)));
     }
     static ALWAYS_INLINE int word(const uint8_t* at) {
         uint16_t x;

@@ -1,6 +1,7 @@
 #include "avx512_intrinsics.h"
 
 #include "isa.h"
+#define ISA_INTEGERS 1
 #define ISA_BF16 0
 
 namespace cherenkov::cpu {

@@ -1,6 +1,7 @@
 // Plain C++ for any machine: the floor, and what other instruction sets are compared with. A vector is eight numbers;
 // compilers turn it into what the target has. Activations stay float32.
 #include "isa.h"
+#define ISA_INTEGERS 0
 
 namespace cherenkov::cpu {
 namespace {
@@ -14,7 +15,7 @@ struct Isa {
     };
     static constexpr int lanes = 8;
     static constexpr bool has_bf16 = false;
-    static constexpr bool has_integers = false;
+    static constexpr bool has_integers = ISA_INTEGERS;
 
     template <int Bits, Precision P, int M>
     static constexpr int rows_at_once() { return 1; }

@@ -1,0 +1,305 @@
+// Products of codes with activations that were rounded to integers. Included by multiply.inl.
+//
+// Within a group everything is an exact integer: sums of code * activation. What is rounded, and in which order, is one
+// rule for every instruction set and every shape of tile, so that a product has the same bits whichever of them
+// computes it, and prefill and decode agree:
+//
+//     chain[g % 4] += bias_g * sum_g                 (sum_g: the group's activations, as they were rounded)
+//     chain[g % 4] += (scale_g * step_g) * float(integers_g)                  for g = 0, 1, 2, ...; both are fused
+//     product = (chain[0] + chain[2]) + (chain[1] + chain[3])
+//
+// One row to three take four products at a time (4 x 1, 2 x 2 or 1 x 4 outputs and inputs) straight from the matrix.
+// More rows take a panel of outputs that is unpacked once.
+
+constexpr int parts = 16 / lanes;  // vectors of a quad: four products of four groups
+constexpr int part_groups = lanes / 4;
+
+struct Quad {
+    Float part[parts];
+};
+
+// Sums of 8 codes times activations in each lane, from a block; products p = 0 .. 3 are outputs p / M, inputs p % M.
+struct Sums {
+    Int p0, p1, p2, p3;
+};
+
+template <int Bits, Precision P, int M, bool Tail>
+ALWAYS_INLINE Sums block_sums(const Strip<4 / M>& strip, const Inputs<M>& in, size_t b, int left) {
+    constexpr int R = 4 / M;
+    const auto input = [&](int m, int j) {
+        return With<P>::load_int(in.x[m] + b * block_bytes(P) + static_cast<size_t>(j) * 4 * lanes);
+    };
+    Int sum[4];
+    UNROLL(4)
+    for (int r = 0; r < R; r++) {
+        const uint8_t* at = strip.codes[r] + b * (block_codes * Bits / 8);
+        if constexpr (P == Precision::int16) {
+            const Int v = With<P>::template words<Bits, Tail>(at, left);
+            UNROLL(4)
+            for (int j = 0; j < 4; j++) {
+                const Int q = With<P>::template code_word<Bits>(v, j);
+                UNROLL(4)
+                for (int m = 0; m < M; m++)
+                    sum[r * M + m] = j == 0 ? With<P>::dot_words(q, input(m, j)) : With<P>::dot_words(sum[r * M + m], q, input(m, j));
+            }
+        } else {
+            Int even, odd;
+            With<P>::template bytes<Bits, Tail>(at, left, even, odd);
+            UNROLL(4)
+            for (int m = 0; m < M; m++) sum[r * M + m] = With<P>::dot_bytes(even, input(m, 0), odd, input(m, 1));
+        }
+    }
+    return {sum[0], sum[1], sum[2], sum[3]};
+}
+
+// Blocks of a quad of groups. A block is one group or more, or half a group's partner: see Isa::join.
+constexpr int quad_blocks(int group) { return quad_groups * group / block_codes; }
+
+// Integers of the four groups that start at block b, of four products each: [group][product]. The matrix has `left`
+// codes from there on; what is missing counts as zero.
+template <int Bits, Precision P, int M, int Group, bool Tail>
+ALWAYS_INLINE void quad_sums(const Strip<4 / M>& strip, const Inputs<M>& in, size_t b, int left, Int (&out)[parts]) {
+    constexpr int blocks = quad_blocks(Group);  // of 4, 2 or 1
+    const auto block = [&](int i) {
+        const int here = left - i * block_codes;
+        Sums s;
+        if (!Tail || here >= block_codes) s = block_sums<Bits, P, M, false>(strip, in, b + static_cast<size_t>(i), block_codes);
+        else if (here > 0) s = block_sums<Bits, P, M, true>(strip, in, b + static_cast<size_t>(i), here);
+        else return Isa::no_sums();
+        return Isa::reduce(s.p0, s.p1, s.p2, s.p3);
+    };
+    UNROLL(2)
+    for (int i = 0; i < parts; i++) {
+        if constexpr (blocks == parts) out[i] = block(i);
+        else out[i] = Isa::join(block(2 * i), block(2 * i + 1));
+    }
+}
+
+// One to three BF16 numbers in the lower words, and nothing past them is read.
+ALWAYS_INLINE uint64_t few_words(const uint8_t* at, int count) {
+    uint16_t word;
+    uint32_t pair;
+    memcpy(&word, at + 2 * (count - 1), 2);
+    if (count == 1) return word;
+    memcpy(&pair, at, 4);
+    return count == 2 ? pair : pair | static_cast<uint64_t>(word) << 32;
+}
+
+// Scales or biases of the four groups from g on, for four products. In the Tail, fewer than four are there.
+template <bool Tail>
+ALWAYS_INLINE Quad spread(const uint8_t* const (&rows)[4], int g, int groups) {
+    const size_t at = 2 * static_cast<size_t>(g);
+    if constexpr (!Tail) {
+        return Isa::template spread<Quad>(rows[0] + at, rows[1] + at, rows[2] + at, rows[3] + at);
+    } else {
+        uint64_t padded[4];
+        UNROLL(4)
+        for (int p = 0; p < 4; p++) padded[p] = few_words(rows[p] + at, groups - g);
+        const auto* bytes = reinterpret_cast<const uint8_t*>(padded);
+        return Isa::template spread<Quad>(bytes, bytes + 8, bytes + 16, bytes + 24);
+    }
+}
+
+template <int M>
+ALWAYS_INLINE Float pick(const float* const (&x)[M], size_t at) {
+    if constexpr (M == 1) return Isa::load(x[0] + at);
+    else if constexpr (M == 2) return Isa::alternate(Isa::load(x[0] + at), Isa::load(x[1] + at));
+    else return Isa::alternate(Isa::load(x[0] + at), Isa::load(x[1] + at), Isa::load(x[2] + at), Isa::load(x[3] + at));
+}
+
+template <int Bits, Precision P, int M, int Group, bool Tail>
+ALWAYS_INLINE void add_quad(const Strip<4 / M>& strip, const Inputs<M>& in, const uint8_t* const (&scales)[4],
+                            const uint8_t* const (&biases)[4], int g, int groups, Quad& chains) {
+    const auto b = static_cast<size_t>(g / quad_groups * quad_blocks(Group));
+    Int sums[parts];
+    quad_sums<Bits, P, M, Group, Tail>(strip, in, b, (groups - g) * Group, sums);
+    const Quad scale = spread<Tail>(scales, g, groups), bias = spread<Tail>(biases, g, groups);
+    UNROLL(2)
+    for (int i = 0; i < parts; i++) {
+        const size_t at = static_cast<size_t>(g + i * part_groups) * 4;
+        const Float biased = Isa::fmadd(bias.part[i], pick<M>(in.sums, at), chains.part[i]);
+        const Float step = Isa::mul(scale.part[i], pick<M>(in.steps, at));
+        chains.part[i] = Isa::fmadd(step, With<P>::to_float(sums[i]), biased);
+    }
+}
+
+// 4 / M outputs from n on, for M inputs.
+template <int Bits, Precision P, int M, int Group>
+ALWAYS_INLINE void integer_strip(const Weights& w, const Inputs<M>& in, int n, int last) {
+    constexpr int R = 4 / M;
+    constexpr size_t quad_bytes = quad_groups * Group * Bits / 8;
+    const Strip<R> strip = strip_of<R>(w, n, last);
+    const uint8_t *scales[4], *biases[4];
+    for (int p = 0; p < 4; p++) scales[p] = strip.scales[p / M], biases[p] = strip.biases[p / M];
+    const int groups = w.cols / Group;
+    for (int r = 0; r < R; r++)
+        for (int at = 0; at < groups * 2; at += 64) {
+            Isa::prefetch(strip.scales[r] + prefetch_rows * w.scales_stride + at);
+            Isa::prefetch(strip.biases[r] + prefetch_rows * w.scales_stride + at);
+        }
+    Quad chains;
+    for (int i = 0; i < parts; i++) chains.part[i] = Isa::zero();
+    int g = 0;
+    for (; g + quad_groups <= groups; g += quad_groups) {
+        const size_t at = static_cast<size_t>(g / quad_groups) * quad_bytes + prefetch_distance;
+        for (int r = 0; r < R; r++)
+            for (size_t line = 0; line < quad_bytes; line += 64) Isa::prefetch(strip.codes[r] + at + line);
+        add_quad<Bits, P, M, Group, false>(strip, in, scales, biases, g, groups, chains);
+    }
+    if (g < groups) add_quad<Bits, P, M, Group, true>(strip, in, scales, biases, g, groups, chains);
+    float products[4];
+    Isa::fold(chains, products);
+    for (int p = 0; p < 4; p++)
+        if (n + p / M < last) in.y[p % M][n + p / M] = products[p];
+}
+
+template <int Bits, Precision P, int M>
+void integer_rows(const Weights& w, const Row* rows, int first, int last) {
+    const Inputs<M> in = inputs_of<M>(rows, packed_layout(Packing::of(w, P), w.cols));
+    constexpr int R = 4 / M;
+    if (w.group == 64)
+        for (int n = first; n < last; n += R) integer_strip<Bits, P, M, 64>(w, in, n, last);
+    else
+        for (int n = first; n < last; n += R) integer_strip<Bits, P, M, 32>(w, in, n, last);
+}
+
+// --- panels: many rows ------------------------------------------------------------------------------------------------
+
+constexpr int panel_vectors = 2;
+constexpr int panel_outputs = panel_vectors * lanes;
+constexpr int panel_rows = 64;  // of inputs at a time, which bounds the chains in flight
+
+// A quad of groups of panel_outputs outputs, unpacked: [8 codes][4 pairs of them][outputs], and scales and biases.
+template <int Group>
+struct Panel {
+    Int pairs[quad_groups * Group / 8][4][panel_vectors];
+    float scales[quad_groups][panel_outputs];
+    float biases[quad_groups][panel_outputs];
+};
+
+template <int Bits, int Group>
+inline void unpack_panel(const Strip<panel_outputs>& strip, int g, int groups, Panel<Group>& panel) {
+    constexpr Precision P = Precision::int16;
+    const int present = groups - g < quad_groups ? groups - g : quad_groups;
+    for (int i = 0; i < quad_blocks(Group); i++) {
+        const int here = present * Group - i * block_codes;
+        if (here <= 0) break;
+        const size_t at = (static_cast<size_t>(g) * Group / block_codes + static_cast<size_t>(i)) * (block_codes * Bits / 8);
+        for (int v = 0; v < panel_vectors; v++) {
+            Int rows[lanes];
+            for (int r = 0; r < lanes; r++) {
+                const uint8_t* codes = strip.codes[v * lanes + r] + at;
+                Isa::prefetch(codes + 512);
+                rows[r] = here >= block_codes ? With<P>::template words<Bits, false>(codes, block_codes)
+                                              : With<P>::template words<Bits, true>(codes, here);
+            }
+            Isa::transpose(rows);
+            for (int l = 0; l < lanes; l++)
+                for (int j = 0; j < 4; j++) panel.pairs[i * lanes + l][j][v] = With<P>::template code_word<Bits>(rows[l], j);
+        }
+    }
+    for (int r = 0; r < panel_outputs; r += 4) {
+        const uint8_t* const scales[4] = {strip.scales[r], strip.scales[r + 1], strip.scales[r + 2], strip.scales[r + 3]};
+        const uint8_t* const biases[4] = {strip.biases[r], strip.biases[r + 1], strip.biases[r + 2], strip.biases[r + 3]};
+        const Quad scale = present == quad_groups ? spread<false>(scales, g, groups) : spread<true>(scales, g, groups);
+        const Quad bias = present == quad_groups ? spread<false>(biases, g, groups) : spread<true>(biases, g, groups);
+        for (int i = 0; i < present; i++) {
+            memcpy(panel.scales[i] + r, reinterpret_cast<const float*>(&scale) + 4 * i, 16);
+            memcpy(panel.biases[i] + r, reinterpret_cast<const float*>(&bias) + 4 * i, 16);
+        }
+    }
+}
+
+// Chains of panel_rows inputs: [input][group % 4][outputs].
+using Chains = float[panel_rows][quad_groups][panel_outputs];
+
+// Adds `present` groups of a panel to the chains of M inputs.
+template <int M, int Group>
+inline void add_panel(const Panel<Group>& panel, const PackedLayout& layout, const Row* rows, int g, int present,
+                      float (*chains)[quad_groups][panel_outputs]) {
+    constexpr Precision P = Precision::int16;
+    constexpr int eights = Group / 8;
+    for (int i = 0; i < present; i++) {
+        Int sum[panel_vectors][M];
+        for (int v = 0; v < panel_vectors; v++)
+            for (int m = 0; m < M; m++) sum[v][m] = Isa::no_sums();
+        for (int d = i * eights; d < (i + 1) * eights; d++) {
+            const int whole = g * eights + d;  // eights from the row's start
+            const size_t at = static_cast<size_t>(whole / lanes) * block_bytes(P) + static_cast<size_t>(whole % lanes) * 4;
+            UNROLL(4)
+            for (int j = 0; j < 4; j++) {
+                UNROLL(8)
+                for (int m = 0; m < M; m++) {
+                    const Int x = With<P>::splat_pair(static_cast<const unsigned char*>(rows[m].x) + at + static_cast<size_t>(j) * 4 * lanes);
+                    UNROLL(2)
+                    for (int v = 0; v < panel_vectors; v++)
+                        sum[v][m] = With<P>::dot_words(sum[v][m], panel.pairs[d][j][v], x);
+                }
+            }
+        }
+        UNROLL(8)
+        for (int m = 0; m < M; m++) {
+            const auto* base = static_cast<const unsigned char*>(rows[m].x);
+            const size_t at = static_cast<size_t>(g + i) * 4;
+            const Float x_sum = Isa::splat(reinterpret_cast<const float*>(base + layout.sums)[at]);
+            const Float x_step = Isa::splat(reinterpret_cast<const float*>(base + layout.steps)[at]);
+            UNROLL(2)
+            for (int v = 0; v < panel_vectors; v++) {
+                float* chain = chains[m][i] + v * lanes;
+                const Float biased = Isa::fmadd(Isa::load(panel.biases[i] + v * lanes), x_sum, Isa::load(chain));
+                const Float step = Isa::mul(Isa::load(panel.scales[i] + v * lanes), x_step);
+                Isa::store(chain, Isa::fmadd(step, With<P>::to_float(sum[v][m]), biased));
+            }
+        }
+    }
+}
+
+template <int Bits, int Group>
+inline void multiply_panel(const Weights& w, const PackedLayout& layout, const Row* rows, int count, int n, int last) {
+    alignas(64) Chains chains;
+    alignas(64) Panel<Group> panel;
+    const Strip<panel_outputs> strip = strip_of<panel_outputs>(w, n, last);
+    memset(chains, 0, static_cast<size_t>(count) * sizeof chains[0]);
+    const int groups = w.cols / Group;
+    for (int g = 0; g < groups; g += quad_groups) {
+        const int present = groups - g < quad_groups ? groups - g : quad_groups;
+        unpack_panel<Bits, Group>(strip, g, groups, panel);
+        by_tiles<Isa::tile_rows>(count, [&]<int M>(int m) { add_panel<M, Group>(panel, layout, rows + m, g, present, chains + m); });
+    }
+    const int outputs = last - n < panel_outputs ? last - n : panel_outputs;
+    for (int m = 0; m < count; m++)
+        for (int v = 0; v < panel_vectors; v++) {
+            const auto chain = [&](int c) { return Isa::load(chains[m][c] + v * lanes); };
+            const Float product = Isa::add(Isa::add(chain(0), chain(2)), Isa::add(chain(1), chain(3)));
+            const int here = outputs - v * lanes;
+            if (here >= lanes) Isa::store(rows[m].y + n + v * lanes, product);
+            else if (here > 0) Isa::store_some(rows[m].y + n + v * lanes, product, here);
+        }
+}
+
+template <int Bits>
+void multiply_panels(const Weights& w, const Row* rows, int count, int first, int last) {
+    const PackedLayout layout = packed_layout(Packing::of(w, Precision::int16), w.cols);
+    for (int m = 0; m < count; m += panel_rows) {
+        const int here = count - m < panel_rows ? count - m : panel_rows;
+        for (int n = first; n < last; n += panel_outputs) {
+            if (w.group == 64) multiply_panel<Bits, 64>(w, layout, rows + m, here, n, last);
+            else multiply_panel<Bits, 32>(w, layout, rows + m, here, n, last);
+        }
+    }
+}
+
+template <int Bits, Precision P>
+void multiply_integers(const Weights& w, const Row* rows, int count, int first, int last) {
+    if constexpr (P == Precision::int16)
+        if (count >= Isa::panel_from) return multiply_panels<Bits>(w, rows, count, first, last);
+    for (int m = 0; m < count;) {
+        const int left = count - m;
+        if (left >= 4) integer_rows<Bits, P, 4>(w, rows + m, first, last), m += 4;
+        else if (left == 3) {
+            const Row four[4] = {rows[m], rows[m + 1], rows[m + 2], rows[m + 2]};  // the last one twice
+            integer_rows<Bits, P, 4>(w, four, first, last), m += 3;
+        } else if (left == 2) integer_rows<Bits, P, 2>(w, rows + m, first, last), m += 2;
+        else integer_rows<Bits, P, 1>(w, rows + m, first, last), m += 1;
+    }
+}
