@@ -32,6 +32,7 @@ from cherenkov.backends.base import (
     Arrivals,
     AttentionState,
     Backend,
+    Choice,
     DeltaNet,
     DeltaState,
     DraftFuse,
@@ -97,6 +98,16 @@ class Matrix:
         )
 
 
+class _Choice(Choice):
+    """A choice whose activations wait in memory of the kernels."""
+
+    __slots__ = ("mixture",)
+
+    def __init__(self, ids: Ids, mixture: _native.Mixture) -> None:
+        super().__init__(ids)
+        self.mixture = mixture
+
+
 class Native(Backend[Matrix, Floats]):
     """C++ kernels.
 
@@ -125,6 +136,7 @@ class Native(Backend[Matrix, Floats]):
         # Operations describe their weights to the kernels once. Keyed by identity; the values keep the keys alive.
         self._described: dict[int, tuple[object, Any]] = {}
         self._records: dict[ExpertLayout, _native.Record] = {}
+        self._mixtures: list[_native.Mixture] = []  # those that no choice uses
 
     @property
     @override
@@ -139,6 +151,7 @@ class Native(Backend[Matrix, Floats]):
         """Join the threads and free the scratch memory."""
         self._engine.close()
         self._described.clear()
+        self._mixtures.clear()
 
     # placing
 
@@ -196,8 +209,7 @@ class Native(Backend[Matrix, Floats]):
         self, w: DeltaNet[Matrix, Floats], x: Floats, spans: Sequence[Span[DeltaState[Floats]]]
     ) -> Floats:
         out = np.empty_like(x)
-        states = [(s.start, s.stop, s.position, s.state.history, s.state.matrix) for s in spans]
-        self._engine.delta_net(self._describe(w, _delta), x, states, out)
+        self._engine.delta_net(self._describe(w, _delta), x, _delta_spans(spans), out)
         return out
 
     @override
@@ -208,21 +220,8 @@ class Native(Backend[Matrix, Floats]):
         spans: Sequence[Span[AttentionState[Floats]]],
     ) -> Floats:
         out = np.empty_like(x)
-        states = [
-            (
-                s.start,
-                s.stop,
-                s.position,
-                s.state.keys,
-                s.state.values,
-                s.state.index_keys,
-                s.state.block_keys,
-            )
-            for s in spans
-        ]
-        self._engine.sparse_attention(self._describe(w, _attention), x, states, out)
-        for s in spans:
-            s.state.length = s.position + s.stop - s.start
+        self._engine.sparse_attention(self._describe(w, _attention), x, _attention_spans(spans), out)
+        _lengthen(spans)
         return out
 
     @override
@@ -249,28 +248,54 @@ class Native(Backend[Matrix, Floats]):
     def experts(
         self, shared: SharedExpert[Matrix], x: Floats, routes: Routes[Floats], arrivals: Arrivals
     ) -> Floats:
-        """Needs 4 R K D bytes for the outputs that wait to be summed in order."""
-        engine, pool, record = (
-            self._engine,
-            arrivals.pool.memory,
-            self._record(arrivals.pool.layout),
-        )
-        each = np.empty((*routes.ids.shape, x.shape[1]), dtype=np.float32)  # [R, K, D]
-        out = np.empty_like(x)
-        first = (
-            self._describe(shared, _shared),
-            out,
-        )  # computed with the first wave, in the same regions
-        pending: tuple[Any, Floats | None] = first
-        for wave in arrivals:
-            engine.expert_wave(
-                record, pool, wave.experts, wave.slots, x, routes.ids, each, *pending
-            )
-            pending = None, None
-        if pending is first:
-            raise BackendError(self.name, "experts", "no expert arrived")
-        engine.combine_experts(each, routes.weights, out, out)
-        return out
+        mixture = self._mixture()
+        self._engine.enter(x, routes.ids, routes.weights, mixture)
+        return self._gather(mixture, shared, arrivals, np.empty_like(x))
+
+    @override
+    def mix_delta(
+        self,
+        read: GatedResidual[Matrix, Floats],
+        w: DeltaNet[Matrix, Floats],
+        wide: Floats,
+        spans: Sequence[Span[DeltaState[Floats]]],
+    ) -> Floats:
+        """Writes into `wide`."""
+        described = self._describe(read, _residual), self._describe(w, _delta)
+        self._engine.mix_delta(*described, wide, _delta_spans(spans))
+        return wide
+
+    @override
+    def mix_attention(
+        self,
+        read: GatedResidual[Matrix, Floats],
+        w: SparseAttention[Matrix, Floats],
+        wide: Floats,
+        spans: Sequence[Span[AttentionState[Floats]]],
+    ) -> Floats:
+        """Writes into `wide`."""
+        described = self._describe(read, _residual), self._describe(w, _attention)
+        self._engine.mix_attention(*described, wide, _attention_spans(spans))
+        _lengthen(spans)
+        return wide
+
+    @override
+    def choose(
+        self, read: GatedResidual[Matrix, Floats], router: Router[Matrix], wide: Floats
+    ) -> Choice:
+        ids = np.empty((len(wide), router.top_k), dtype=np.int32)
+        choice = _Choice(ids, self._mixture())
+        described, gate = self._describe(read, _residual), router.gate.placed
+        self._engine.choose(described, gate, router.normalise, wide, choice.mixture, ids)
+        return choice
+
+    @override
+    def mixture(
+        self, shared: SharedExpert[Matrix], wide: Floats, choice: Choice, arrivals: Arrivals
+    ) -> Floats:
+        """Writes into `wide`."""
+        assert isinstance(choice, _Choice)
+        return self._gather(choice.mixture, shared, arrivals, wide)
 
     @override
     def fuse(
@@ -302,6 +327,29 @@ class Native(Backend[Matrix, Floats]):
         self._engine.linear(matrix.placed, x, out)
         return out
 
+    def _mixture(self) -> _native.Mixture:
+        return self._mixtures.pop() if self._mixtures else _native.Mixture()
+
+    def _gather(
+        self,
+        mixture: _native.Mixture,
+        shared: SharedExpert[Matrix],
+        arrivals: Arrivals,
+        target: Floats,
+    ) -> Floats:
+        """Computes waves as they arrive; the one that completes the choice also puts the sum into `target`."""
+        compute, pool = self._engine.expert_wave, arrivals.pool
+        record, described = self._record(pool.layout), self._describe(shared, _shared)
+        complete = False
+        for wave in arrivals:
+            complete = compute(
+                mixture, described, record, pool.memory, wave.experts, wave.slots, target
+            )
+        if not complete:
+            raise BackendError(self.name, "experts", "not every expert arrived")
+        self._mixtures.append(mixture)  # its memory serves the next choice
+        return target
+
     def _describe(self, w: T, describe: Callable[[T], object]) -> Any:
         found = self._described.get(id(w))
         if found is None:
@@ -316,6 +364,23 @@ class Native(Backend[Matrix, Floats]):
                 layout.inter, layout.hidden, layout.bits, layout.group, layout.stride_bytes, offsets
             )
         return record
+
+
+def _delta_spans(spans: Sequence[Span[DeltaState[Floats]]]) -> list[tuple[Any, ...]]:
+    return [(s.start, s.stop, s.position, s.state.history, s.state.matrix) for s in spans]
+
+
+def _attention_spans(spans: Sequence[Span[AttentionState[Floats]]]) -> list[tuple[Any, ...]]:
+    return [
+        (s.start, s.stop, s.position, c.keys, c.values, c.index_keys, c.block_keys)
+        for s in spans
+        for c in (s.state,)
+    ]
+
+
+def _lengthen(spans: Sequence[Span[AttentionState[Floats]]]) -> None:
+    for s in spans:
+        s.state.length = s.position + s.stop - s.start
 
 
 def _residual(w: GatedResidual[Matrix, Floats]) -> _native.GatedResidual:

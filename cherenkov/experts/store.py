@@ -45,9 +45,8 @@ class ExpertStore:
         self.experts = experts
         self.stats = ExpertStats()
         self._reader = reader
-        self._slot_of: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # record -> slot, least recently used first
+        # record -> slot, least recently used first
+        self._slot_of: OrderedDict[int, int] = OrderedDict()
         self._free = list(range(pool.slots - 1, -1, -1))
         self._pinned: set[int] = set()
 
@@ -73,29 +72,24 @@ class ExpertStore:
 
     def waves(self, layer: int, ids: list[int]) -> Iterator[Wave]:
         """Resident experts, then the missing in groups that fit; see the module's description."""
-        records = {expert: layer * self.experts + expert for expert in ids}
-        here = [e for e in ids if records[e] in self._slot_of]
-        missing = [e for e in ids if records[e] not in self._slot_of]
-        self.stats.hits += len(here)
+        first, slot_of = layer * self.experts, self._slot_of
+        here = [e for e in ids if first + e in slot_of]
+        missing = [] if len(here) == len(ids) else [e for e in ids if first + e not in slot_of]
         if here:
-            yield self._pin(here, [self._touch(records[e]) for e in here])
+            self.stats.hits += len(here)
+            for e in here:
+                slot_of.move_to_end(first + e)
+            slots = [slot_of[first + e] for e in here]
+            self._pinned.update(slots)
+            yield _wave(here, slots)
         while missing:
             group, missing = missing[: self.slots], missing[self.slots :]
             self._pinned.clear()
-            yield self._pin(group, [self._fetch(records[e]) for e in group])
+            yield _wave(group, [self._fetch(first + e) for e in group])
 
     def release(self) -> None:
         """Unpin everything."""
         self._pinned.clear()
-
-    def _pin(self, experts: list[int], slots: list[int]) -> Wave:
-        return Wave(np.array(experts, dtype=np.int32), np.array(slots, dtype=np.int32))
-
-    def _touch(self, record: int) -> int:
-        self._slot_of.move_to_end(record)
-        slot = self._slot_of[record]
-        self._pinned.add(slot)
-        return slot
 
     def _fetch(self, record: int) -> int:
         slot = self._free.pop() if self._free else self._evict()
@@ -145,6 +139,10 @@ class Lease:
         trace: TracebackType | None,
     ) -> None:
         self._store.release()
+
+
+def _wave(experts: list[int], slots: list[int]) -> Wave:
+    return Wave(np.array(experts, dtype=np.int32), np.array(slots, dtype=np.int32))
 
 
 def _distinct(ids: NDArray[np.int32]) -> list[int]:
