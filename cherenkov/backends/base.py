@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,8 +216,7 @@ class PleState(Generic[A]):
     history: A
 
 
-@dataclass(frozen=True, slots=True)
-class Span(Generic[S_co]):
+class Span(NamedTuple, Generic[S_co]):
     """Rows `start:stop` are consecutive tokens of one sequence, the first at `position`; `state` is their layer's."""
 
     start: int
@@ -262,8 +261,7 @@ class _Routed(Choice, Generic[A]):
         self.routes = routes
 
 
-@dataclass(frozen=True, slots=True)
-class Wave:
+class Wave(NamedTuple):
     """Experts that are in memory now: `experts[i]` lies in slot `slots[i]` of the pool."""
 
     experts: Ids
@@ -450,9 +448,7 @@ class Backend(ABC, Generic[M, A]):
         x, gain = self.read_residual(read, wide)
         return _Routed(x, _present(gain), self.route(router, x))
 
-    def mixture(
-        self, shared: SharedExpert[M], wide: A, choice: Choice, arrivals: Arrivals
-    ) -> A:
+    def mixture(self, shared: SharedExpert[M], wide: A, choice: Choice, arrivals: Arrivals) -> A:
         """`experts`, `inject`: `wide` `[R, S*D]` after the experts of a choice. Uses the choice up. May reuse `wide`."""
         assert isinstance(choice, _Routed)
         block = self.experts(shared, choice.x, choice.routes, arrivals)

@@ -104,7 +104,7 @@ class _Choice(Choice):
     __slots__ = ("mixture",)
 
     def __init__(self, ids: Ids, mixture: _native.Mixture) -> None:
-        super().__init__(ids)
+        self.ids = ids
         self.mixture = mixture
 
 
@@ -135,7 +135,6 @@ class Native(Backend[Matrix, Floats]):
         self._asked = options.precision
         # Operations describe their weights to the kernels once. Keyed by identity; the values keep the keys alive.
         self._described: dict[int, tuple[object, Any]] = {}
-        self._records: dict[ExpertLayout, _native.Record] = {}
         self._mixtures: list[_native.Mixture] = []  # those that no choice uses
 
     @property
@@ -220,7 +219,9 @@ class Native(Backend[Matrix, Floats]):
         spans: Sequence[Span[AttentionState[Floats]]],
     ) -> Floats:
         out = np.empty_like(x)
-        self._engine.sparse_attention(self._describe(w, _attention), x, _attention_spans(spans), out)
+        self._engine.sparse_attention(
+            self._describe(w, _attention), x, _attention_spans(spans), out
+        )
         _lengthen(spans)
         return out
 
@@ -248,7 +249,7 @@ class Native(Backend[Matrix, Floats]):
     def experts(
         self, shared: SharedExpert[Matrix], x: Floats, routes: Routes[Floats], arrivals: Arrivals
     ) -> Floats:
-        mixture = self._mixture()
+        mixture = self._memory()
         self._engine.enter(x, routes.ids, routes.weights, mixture)
         return self._gather(mixture, shared, arrivals, np.empty_like(x))
 
@@ -284,7 +285,7 @@ class Native(Backend[Matrix, Floats]):
         self, read: GatedResidual[Matrix, Floats], router: Router[Matrix], wide: Floats
     ) -> Choice:
         ids = np.empty((len(wide), router.top_k), dtype=np.int32)
-        choice = _Choice(ids, self._mixture())
+        choice = _Choice(ids, self._memory())
         described, gate = self._describe(read, _residual), router.gate.placed
         self._engine.choose(described, gate, router.normalise, wide, choice.mixture, ids)
         return choice
@@ -327,7 +328,7 @@ class Native(Backend[Matrix, Floats]):
         self._engine.linear(matrix.placed, x, out)
         return out
 
-    def _mixture(self) -> _native.Mixture:
+    def _memory(self) -> _native.Mixture:
         return self._mixtures.pop() if self._mixtures else _native.Mixture()
 
     def _gather(
@@ -339,7 +340,7 @@ class Native(Backend[Matrix, Floats]):
     ) -> Floats:
         """Computes waves as they arrive; the one that completes the choice also puts the sum into `target`."""
         compute, pool = self._engine.expert_wave, arrivals.pool
-        record, described = self._record(pool.layout), self._describe(shared, _shared)
+        record, described = self._describe(pool.layout, _record), self._describe(shared, _shared)
         complete = False
         for wave in arrivals:
             complete = compute(
@@ -351,19 +352,12 @@ class Native(Backend[Matrix, Floats]):
         return target
 
     def _describe(self, w: T, describe: Callable[[T], object]) -> Any:
-        found = self._described.get(id(w))
-        if found is None:
-            found = self._described[id(w)] = (w, describe(w))
-        return found[1]
-
-    def _record(self, layout: ExpertLayout) -> _native.Record:
-        record = self._records.get(layout)
-        if record is None:
-            offsets = list(layout.offsets().values())
-            record = self._records[layout] = _native.Record(
-                layout.inter, layout.hidden, layout.bits, layout.group, layout.stride_bytes, offsets
-            )
-        return record
+        try:
+            return self._described[id(w)][1]
+        except KeyError:
+            described = describe(w)
+            self._described[id(w)] = w, described
+            return described
 
 
 def _delta_spans(spans: Sequence[Span[DeltaState[Floats]]]) -> list[tuple[Any, ...]]:
@@ -453,6 +447,12 @@ def _ple(w: Ple[Matrix, Floats]) -> _native.Ple:
 
 def _shared(w: SharedExpert[Matrix]) -> _native.SharedExpert:
     return _native.shared_expert(w.gate.placed, w.up.placed, w.down.placed, w.switch.placed)
+
+
+def _record(layout: ExpertLayout) -> _native.Record:
+    offsets = list(layout.offsets().values())
+    shape = layout.inter, layout.hidden, layout.bits, layout.group
+    return _native.Record(*shape, layout.stride_bytes, offsets)
 
 
 def _fuse(w: DraftFuse[Matrix, Floats]) -> _native.DraftFuse:

@@ -62,13 +62,13 @@ class Qwen4Exp(Generic[M, A]):
 
     def forward(self, rows: Rows[A], observe: Observer[A] | None = None) -> A:
         """Run rows through the trunk and commit them. Returns the wide residual, `[R, S*D]`."""
-        ops, see = self.ops, observe or _unseen
-        wide = ops.embed(self.weights.embedding, rows.tokens)  # [R, S*D]
+        wide = self.ops.embed(self.weights.embedding, rows.tokens)  # [R, S*D]
         for layer in self.weights.layers:
             wide = self._features(layer, wide, rows)
             wide = self._mix(layer, wide, rows)
             wide = self._mixture(layer, wide)
-            see(f"layer {layer.index}", wide)
+            if observe is not None:
+                observe(f"layer {layer.index}", wide)
         rows.commit()
         return wide
 
@@ -157,7 +157,3 @@ class Qwen4Exp(Generic[M, A]):
             index_keys=self.ops.cache((tokens, c.index_dim)),
             block_keys=self.ops.cache((max(1, tokens // c.block), c.index_dim)),
         )
-
-
-def _unseen(_place: str, _value: object) -> None:
-    """The observer that looks away."""
