@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float32]
 Ids: TypeAlias = NDArray[np.int32]
+Spans: TypeAlias = Sequence[tuple[int, int, int, Any]]
 
 def isas() -> list[str]: ...
 
@@ -74,27 +75,23 @@ class Engine:
         self, w: GatedResidual, wide: Floats, block: Floats, gain: Floats | None, /
     ) -> None: ...
     def inject(self, wide: Floats, block: Floats, gain: Floats, /) -> None: ...
-    def delta_net(
-        self, w: DeltaNet, x: Floats, spans: Sequence[tuple[Any, ...]], out: Floats, /
-    ) -> None: ...
+    def delta_net(self, w: DeltaNet, x: Floats, spans: Spans, out: Floats, /) -> None: ...
     def sparse_attention(
-        self, w: SparseAttention, x: Floats, spans: Sequence[tuple[Any, ...]], out: Floats, /
+        self, w: SparseAttention, x: Floats, spans: Spans, out: Floats, /
     ) -> None: ...
-    def ple(
-        self, w: Ple, wide: Floats, features: Floats, spans: Sequence[tuple[Any, ...]], /
-    ) -> None: ...
+    def ple(self, w: Ple, wide: Floats, features: Floats, spans: Spans, /) -> None: ...
     def route(
         self, gate: Matrix, normalise: bool, x: Floats, ids: Ids, weights: Floats, /
     ) -> None: ...
     def mix_delta(
-        self, read: GatedResidual, w: DeltaNet, wide: Floats, spans: Sequence[tuple[Any, ...]], /
+        self, read: GatedResidual, w: DeltaNet, wide: Floats, spans: Spans, /
     ) -> None: ...
     def mix_attention(
         self,
         read: GatedResidual,
         w: SparseAttention,
         wide: Floats,
-        spans: Sequence[tuple[Any, ...]],
+        spans: Spans,
         /,
     ) -> None: ...
     def choose(

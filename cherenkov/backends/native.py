@@ -105,7 +105,14 @@ class _Choice(Choice):
 
     def __init__(self, ids: Ids, mixture: _native.Mixture) -> None:
         self.ids = ids
-        self.mixture = mixture
+        self.mixture: _native.Mixture | None = mixture
+
+    def use_up(self) -> _native.Mixture:
+        """What waits; it is another choice's memory afterwards."""
+        mixture, self.mixture = self.mixture, None
+        if mixture is None:
+            raise BackendError("native", "experts", "this choice has had its experts already")
+        return mixture
 
 
 class Native(Backend[Matrix, Floats]):
@@ -208,7 +215,7 @@ class Native(Backend[Matrix, Floats]):
         self, w: DeltaNet[Matrix, Floats], x: Floats, spans: Sequence[Span[DeltaState[Floats]]]
     ) -> Floats:
         out = np.empty_like(x)
-        self._engine.delta_net(self._describe(w, _delta), x, _delta_spans(spans), out)
+        self._engine.delta_net(self._describe(w, _delta), x, spans, out)
         return out
 
     @override
@@ -219,9 +226,7 @@ class Native(Backend[Matrix, Floats]):
         spans: Sequence[Span[AttentionState[Floats]]],
     ) -> Floats:
         out = np.empty_like(x)
-        self._engine.sparse_attention(
-            self._describe(w, _attention), x, _attention_spans(spans), out
-        )
+        self._engine.sparse_attention(self._describe(w, _attention), x, spans, out)
         _lengthen(spans)
         return out
 
@@ -234,8 +239,7 @@ class Native(Backend[Matrix, Floats]):
         spans: Sequence[Span[PleState[Floats]]],
     ) -> Floats:
         """Writes into `wide`."""
-        states = [(s.start, s.stop, s.position, s.state.history) for s in spans]
-        self._engine.ple(self._describe(w, _ple), wide, features, states)
+        self._engine.ple(self._describe(w, _ple), wide, features, spans)
         return wide
 
     @override
@@ -263,7 +267,7 @@ class Native(Backend[Matrix, Floats]):
     ) -> Floats:
         """Writes into `wide`."""
         described = self._describe(read, _residual), self._describe(w, _delta)
-        self._engine.mix_delta(*described, wide, _delta_spans(spans))
+        self._engine.mix_delta(*described, wide, spans)
         return wide
 
     @override
@@ -276,7 +280,7 @@ class Native(Backend[Matrix, Floats]):
     ) -> Floats:
         """Writes into `wide`."""
         described = self._describe(read, _residual), self._describe(w, _attention)
-        self._engine.mix_attention(*described, wide, _attention_spans(spans))
+        self._engine.mix_attention(*described, wide, spans)
         _lengthen(spans)
         return wide
 
@@ -285,10 +289,10 @@ class Native(Backend[Matrix, Floats]):
         self, read: GatedResidual[Matrix, Floats], router: Router[Matrix], wide: Floats
     ) -> Choice:
         ids = np.empty((len(wide), router.top_k), dtype=np.int32)
-        choice = _Choice(ids, self._memory())
+        mixture = self._memory()
         described, gate = self._describe(read, _residual), router.gate.placed
-        self._engine.choose(described, gate, router.normalise, wide, choice.mixture, ids)
-        return choice
+        self._engine.choose(described, gate, router.normalise, wide, mixture, ids)
+        return _Choice(ids, mixture)
 
     @override
     def mixture(
@@ -296,7 +300,7 @@ class Native(Backend[Matrix, Floats]):
     ) -> Floats:
         """Writes into `wide`."""
         assert isinstance(choice, _Choice)
-        return self._gather(choice.mixture, shared, arrivals, wide)
+        return self._gather(choice.use_up(), shared, arrivals, wide)
 
     @override
     def fuse(
@@ -358,18 +362,6 @@ class Native(Backend[Matrix, Floats]):
             described = describe(w)
             self._described[id(w)] = w, described
             return described
-
-
-def _delta_spans(spans: Sequence[Span[DeltaState[Floats]]]) -> list[tuple[Any, ...]]:
-    return [(s.start, s.stop, s.position, s.state.history, s.state.matrix) for s in spans]
-
-
-def _attention_spans(spans: Sequence[Span[AttentionState[Floats]]]) -> list[tuple[Any, ...]]:
-    return [
-        (s.start, s.stop, s.position, c.keys, c.values, c.index_keys, c.block_keys)
-        for s in spans
-        for c in (s.state,)
-    ]
 
 
 def _lengthen(spans: Sequence[Span[AttentionState[Floats]]]) -> None:
@@ -474,7 +466,8 @@ def _processors() -> int:
 def _huge_pages(size_bytes: int) -> NDArray[np.uint8]:
     """Zeroed memory, page-aligned, in huge pages where the system has them to give."""
     try:
-        memory = mmap.mmap(-1, max(size_bytes, 1))
+        # Private: of shared memory, huge pages are another setting of the system, and off as a rule.
+        memory = mmap.mmap(-1, max(size_bytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise CapacityError(
             f"cannot reserve {size_bytes} bytes for experts: {error}; choose a smaller pool",

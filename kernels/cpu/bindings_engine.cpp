@@ -40,14 +40,14 @@ void need_span(const Span<State>& span, int rows, const char* operation) {
          operation, "a span lies outside the rows");
 }
 
-// Spans are tuples (start, stop, position, history, matrix).
-std::vector<Span<DeltaState>> spans_of(const DeltaNet& w, const nb::list& spans, int rows) {
+// Spans are the tuples of cherenkov.backends.base: (start, stop, position, state).
+std::vector<Span<DeltaState>> spans_of(const DeltaNet& w, const nb::sequence& spans, int rows) {
     constexpr const char* op = "delta_net";
     std::vector<Span<DeltaState>> list;
     for (const nb::handle item : spans) {
         const auto t = nb::cast<nb::tuple>(item);
-        const auto history = state_of<Out<2>>(t, 3, op);
-        const auto matrix = state_of<Out<3>>(t, 4, op);
+        const auto history = state_of<Out<2>>(t, "history", op);
+        const auto matrix = state_of<Out<3>>(t, "matrix", op);
         need(has_shape(history, {w.conv.taps - 1, w.conv.channels}) &&
                  has_shape(matrix, {w.value_heads, w.key_dim, w.value_dim}),
              op, "a state does not have the layer's shape");
@@ -57,15 +57,15 @@ std::vector<Span<DeltaState>> spans_of(const DeltaNet& w, const nb::list& spans,
     return list;
 }
 
-// Spans are tuples (start, stop, position, keys, values, index_keys, block_keys).
-std::vector<Span<AttentionState>> spans_of(const SparseAttention& w, const nb::list& spans, int rows) {
+std::vector<Span<AttentionState>> spans_of(const SparseAttention& w, const nb::sequence& spans, int rows) {
     constexpr const char* op = "sparse_attention";
     std::vector<Span<AttentionState>> list;
     int covered = 0;
     for (const nb::handle item : spans) {
         const auto t = nb::cast<nb::tuple>(item);
-        const auto keys = state_of<Out<3>>(t, 3, op), values = state_of<Out<3>>(t, 4, op);
-        const auto index_keys = state_of<Out<2>>(t, 5, op), block_keys = state_of<Out<2>>(t, 6, op);
+        const auto keys = state_of<Out<3>>(t, "keys", op), values = state_of<Out<3>>(t, "values", op);
+        const auto index_keys = state_of<Out<2>>(t, "index_keys", op);
+        const auto block_keys = state_of<Out<2>>(t, "block_keys", op);
         const int tokens = side(keys, 0);
         need(has_shape(keys, {tokens, w.kv_heads, w.head_dim}) && has_shape(values, {tokens, w.kv_heads, w.head_dim}) &&
                  has_shape(index_keys, {tokens, w.index_dim}) && side(block_keys, 1) == w.index_dim,
@@ -165,7 +165,7 @@ public:
         });
     }
 
-    void delta_net(const HeldDelta& held, const Const<2>& x, const nb::list& spans, const Out<2>& out) {
+    void delta_net(const HeldDelta& held, const Const<2>& x, const nb::sequence& spans, const Out<2>& out) {
         const DeltaNet& w = held.w;
         const int rows = side(x, 0);
         need(side(x, 1) == w.hidden && has_shape(out, {rows, w.hidden}), "delta_net", "shapes do not fit");
@@ -173,7 +173,7 @@ public:
         run("delta_net", [&](Engine& e) { cpu::delta_net(e, w, x.data(), rows, list, out.data()); });
     }
 
-    void sparse_attention(const HeldAttention& held, const Const<2>& x, const nb::list& spans, const Out<2>& out) {
+    void sparse_attention(const HeldAttention& held, const Const<2>& x, const nb::sequence& spans, const Out<2>& out) {
         const SparseAttention& w = held.w;
         const int rows = side(x, 0);
         need(side(x, 1) == w.hidden && has_shape(out, {rows, w.hidden}), "sparse_attention", "shapes do not fit");
@@ -184,7 +184,7 @@ public:
 
     // Mixer is DeltaNet or SparseAttention.
     template <typename Mixer>
-    void mix(const HeldResidual& read, const Held<Mixer>& mixer, const Out<2>& wide, const nb::list& spans) {
+    void mix(const HeldResidual& read, const Held<Mixer>& mixer, const Out<2>& wide, const nb::sequence& spans) {
         const int rows = side(wide, 0);
         need_injecting(read, wide, "mix");
         need(mixer.w.hidden == read.w.hidden, "mix", "shapes do not fit");
@@ -193,15 +193,14 @@ public:
         run("mix", [&](Engine& e) { cpu::mix(e, read.w, mixer.w, wide.data(), rows, list); });
     }
 
-    // spans: (start, stop, position, history)
-    void ple(const HeldPle& held, const Out<2>& wide, const Const<2>& features, const nb::list& spans) {
+    void ple(const HeldPle& held, const Out<2>& wide, const Const<2>& features, const nb::sequence& spans) {
         const Ple& w = held.w;
         const int rows = side(wide, 0);
         need(side(wide, 1) == w.conv.channels && has_shape(features, {rows, w.key.cols}), "ple", "shapes do not fit");
         std::vector<Span<float*>> list;
         for (const nb::handle item : spans) {
             const auto t = nb::cast<nb::tuple>(item);
-            const auto history = state_of<Out<2>>(t, 3, "ple");
+            const auto history = state_of<Out<2>>(t, "history", "ple");
             need(has_shape(history, {w.conv.taps == 1 ? 0 : times(w.conv.taps - 1, w.dilation), w.conv.channels}), "ple",
                  "a state does not have the layer's shape");
             list.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]), history.data()});

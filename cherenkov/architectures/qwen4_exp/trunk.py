@@ -64,7 +64,8 @@ class Qwen4Exp(Generic[M, A]):
         """Run rows through the trunk and commit them. Returns the wide residual, `[R, S*D]`."""
         wide = self.ops.embed(self.weights.embedding, rows.tokens)  # [R, S*D]
         for layer in self.weights.layers:
-            wide = self._features(layer, wide, rows)
+            if layer.ple is not None:
+                wide = self._features(layer, wide, rows)
             wide = self._mix(layer, wide, rows)
             wide = self._mixture(layer, wide)
             if observe is not None:
@@ -123,8 +124,8 @@ class Qwen4Exp(Generic[M, A]):
             table.close()
 
     def _features(self, layer: Layer[M, A], wide: A, rows: Rows[A]) -> A:
-        if layer.ple is None or layer.hash is None:
-            return wide
+        assert layer.ple is not None
+        assert layer.hash is not None
         ids = [
             layer.hash.rows(s.state.tokens, rows.tokens[s.start : s.stop]) for s in rows.segments
         ]
