@@ -132,10 +132,9 @@ class ExpertStore:
         """Count what was touched, in that order. Done for many waves at a time: it costs as much as for one."""
         if self._touched:
             slots = np.concatenate(self._touched)
-            self._used[slots] = np.arange(
-                self._now, self._now + len(slots)
-            )  # the last touch counts
-            self._now += len(slots)
+            end = self._now + len(slots)
+            self._used[slots] = np.arange(self._now, end)  # of a slot's touches, the last counts
+            self._now = end
             self._touched.clear()
 
 
