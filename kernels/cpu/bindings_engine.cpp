@@ -89,15 +89,15 @@ struct HeldMixture {
     bool busy = false;
 };
 
-class Turn {
+class Busy {
 public:
-    explicit Turn(HeldMixture& held) : held_(held) {
+    explicit Busy(HeldMixture& held) : held_(held) {
         need(!held.busy, "experts", "another thread is at this choice");
         held.busy = true;
     }
-    ~Turn() { held_.busy = false; }
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
+    ~Busy() { held_.busy = false; }
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
 
 private:
     HeldMixture& held_;
@@ -227,7 +227,7 @@ public:
         need_injecting(read, wide, "choose");
         need(gate.w.cols == read.w.hidden && side(ids, 0) == rows && top_k > 0 && top_k <= gate.w.rows, "choose",
              "shapes do not fit");
-        const Turn turn(held);
+        const Busy busy(held);
         run("choose", [&](Engine& e) {
             Mixture& m = held.mixture;
             m.lay_out(rows, top_k, read.w.hidden, read.w.streams);
@@ -244,7 +244,7 @@ public:
         need(has_shape(ids, {rows, top_k}) && has_shape(weights, {rows, top_k}), op, "shapes do not fit");
         need(std::none_of(ids.data(), ids.data() + pairs, [](int32_t i) { return i < 0; }), op,
              "an expert's id is negative");
-        const Turn turn(held);
+        const Busy busy(held);
         run(op, [&](Engine&) {
             Mixture& m = held.mixture;
             m.lay_out(rows, top_k, side(x, 1), 0);
@@ -259,7 +259,7 @@ public:
     bool expert_wave(HeldMixture& held, const HeldShared& shared, const Record& record,
                      const Array<const uint8_t, 2>& pool, const Ids& experts, const Ids& slots, const Out<2>& target) {
         constexpr const char* op = "experts";
-        const Turn turn(held);
+        const Busy busy(held);
         Mixture& m = held.mixture;
         const int count = side(experts, 0);
         need(!m.finished, op, "this choice has had its experts already");
