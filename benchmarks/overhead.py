@@ -42,19 +42,20 @@ _GEOMETRY = Geometry(
     context=4096,
 )
 _TOKENS = 64
+_FIRST = np.arange(_GEOMETRY.top_k, dtype=np.int32)
 
 
 class _Idle:
-    """Stands in for the C++ engine: accepts every call, does nothing, and routes to the first experts."""
+    """Stands in for the C++ engine: accepts every call, does nothing, and chooses the first experts."""
 
     def __getattr__(self, _name: str) -> Any:
         return _nothing
 
-    def route(
-        self, _gate: object, _normalise: bool, _x: object, ids: NDArray[Any], weights: NDArray[Any]
-    ) -> None:
-        ids[:] = np.arange(ids.shape[1], dtype=ids.dtype)
-        weights[:] = 1 / ids.shape[1]
+    def choose(self, *given: Any) -> None:
+        given[-1][:] = _FIRST
+
+    def expert_wave(self, *_given: object) -> bool:
+        return True
 
     def logits(self, _head: object, _wide: object, _rows: object, out: NDArray[Any]) -> None:
         out[:] = 0

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float32]
 Ids: TypeAlias = NDArray[np.int32]
+Spans: TypeAlias = Sequence[tuple[int, int, int, Any]]
 
 def isas() -> list[str]: ...
 
@@ -51,6 +52,10 @@ def draft_fuse(
 ) -> DraftFuse: ...
 def head(mixer: GatedResidual, matrix: Matrix) -> Head: ...
 
+class Mixture:
+    @property
+    def bytes(self) -> int: ...
+
 class Engine:
     def __init__(self, isa: str, precision: str, threads: int) -> None: ...
     @property
@@ -59,6 +64,10 @@ class Engine:
     def precision(self) -> str: ...
     @property
     def threads(self) -> int: ...
+    @property
+    def regions(self) -> int: ...
+    @property
+    def scratch_bytes(self) -> int: ...
     def close(self) -> None: ...
     def linear(self, matrix: Matrix, x: Floats, out: Floats, /) -> None: ...
     def embed(self, table: Matrix, streams: int, tokens: Ids, wide: Floats, /) -> None: ...
@@ -66,34 +75,47 @@ class Engine:
         self, w: GatedResidual, wide: Floats, block: Floats, gain: Floats | None, /
     ) -> None: ...
     def inject(self, wide: Floats, block: Floats, gain: Floats, /) -> None: ...
-    def delta_net(
-        self, w: DeltaNet, x: Floats, spans: Sequence[tuple[Any, ...]], out: Floats, /
-    ) -> None: ...
+    def delta_net(self, w: DeltaNet, x: Floats, spans: Spans, out: Floats, /) -> None: ...
     def sparse_attention(
-        self, w: SparseAttention, x: Floats, spans: Sequence[tuple[Any, ...]], out: Floats, /
+        self, w: SparseAttention, x: Floats, spans: Spans, out: Floats, /
     ) -> None: ...
-    def ple(
-        self, w: Ple, wide: Floats, features: Floats, spans: Sequence[tuple[Any, ...]], /
-    ) -> None: ...
+    def ple(self, w: Ple, wide: Floats, features: Floats, spans: Spans, /) -> None: ...
     def route(
         self, gate: Matrix, normalise: bool, x: Floats, ids: Ids, weights: Floats, /
     ) -> None: ...
+    def mix_delta(
+        self, read: GatedResidual, w: DeltaNet, wide: Floats, spans: Spans, /
+    ) -> None: ...
+    def mix_attention(
+        self,
+        read: GatedResidual,
+        w: SparseAttention,
+        wide: Floats,
+        spans: Spans,
+        /,
+    ) -> None: ...
+    def choose(
+        self,
+        read: GatedResidual,
+        gate: Matrix,
+        normalise: bool,
+        wide: Floats,
+        mixture: Mixture,
+        ids: Ids,
+        /,
+    ) -> None: ...
+    def enter(self, x: Floats, ids: Ids, weights: Floats, mixture: Mixture, /) -> None: ...
     def expert_wave(
         self,
+        mixture: Mixture,
+        shared: SharedExpert,
         record: Record,
         pool: NDArray[np.uint8],
         experts: Ids,
         slots: Ids,
-        x: Floats,
-        ids: Ids,
-        each: Floats,
-        shared: SharedExpert | None,
-        shared_out: Floats | None,
+        target: Floats,
         /,
-    ) -> None: ...
-    def combine_experts(
-        self, each: Floats, weights: Floats, shared_out: Floats, out: Floats, /
-    ) -> None: ...
+    ) -> bool: ...
     def fuse(
         self, w: DraftFuse, table: Matrix, tokens: Ids, wide: Floats, out: Floats, /
     ) -> None: ...

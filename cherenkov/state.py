@@ -6,6 +6,7 @@ left behind. A `Rows` is what one forward pass works on: consecutive tokens of o
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -77,42 +78,39 @@ class Rows(Generic[A]):
 
     def __init__(self, parts: Sequence[tuple[State[A], Sequence[int] | NDArray[np.int32]]]) -> None:
         arrays = [np.asarray(tokens, dtype=np.int32) for _, tokens in parts]
-        self.tokens: NDArray[np.int32] = np.concatenate(arrays)
-        stops = np.cumsum([len(a) for a in arrays]).tolist()
-        starts = [0, *stops[:-1]]
+        self.tokens: NDArray[np.int32] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        stops = itertools.accumulate(len(array) for array in arrays)
         self.segments = tuple(
-            Segment(start, stop, state)
-            for start, stop, (state, _) in zip(starts, stops, parts, strict=True)
+            Segment(stop - len(array), stop, state)
+            for array, stop, (state, _) in zip(arrays, stops, parts, strict=True)
         )
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def delta(self, layer: int) -> tuple[Span[DeltaState[A]], ...]:
+    def delta(self, layer: int) -> list[Span[DeltaState[A]]]:
         """The segments, with the state of a DeltaNet layer."""
-        return tuple(
+        return [
             Span(s.start, s.stop, s.state.position, s.state.delta(layer)) for s in self.segments
-        )
+        ]
 
-    def attention(self, layer: int) -> tuple[Span[AttentionState[A]], ...]:
+    def attention(self, layer: int) -> list[Span[AttentionState[A]]]:
         """The segments, with the state of an attention layer."""
-        return tuple(
+        return [
             Span(s.start, s.stop, s.state.position, s.state.attention(layer)) for s in self.segments
-        )
+        ]
 
-    def ple(self, layer: int) -> tuple[Span[PleState[A]], ...]:
+    def ple(self, layer: int) -> list[Span[PleState[A]]]:
         """The segments, with the n-gram feature state of a layer."""
-        return tuple(
-            Span(s.start, s.stop, s.state.position, s.state.ple[layer]) for s in self.segments
-        )
+        return [Span(s.start, s.stop, s.state.position, s.state.ple[layer]) for s in self.segments]
 
-    def draft(self) -> tuple[Span[AttentionState[A]], ...]:
+    def draft(self) -> list[Span[AttentionState[A]]]:
         """The segments, with the draft head's state; its positions are its own."""
         spans = []
         for s in self.segments:
             assert s.state.draft is not None
             spans.append(Span(s.start, s.stop, s.state.draft_position, s.state.draft))
-        return tuple(spans)
+        return spans
 
     def commit(self) -> None:
         """Append the rows' tokens to their sequences, once every layer has seen them."""

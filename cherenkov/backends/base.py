@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ __all__ = [
     "Arrivals",
     "AttentionState",
     "Backend",
+    "Choice",
     "DeltaNet",
     "DeltaState",
     "DraftFuse",
@@ -215,8 +216,7 @@ class PleState(Generic[A]):
     history: A
 
 
-@dataclass(frozen=True, slots=True)
-class Span(Generic[S_co]):
+class Span(NamedTuple, Generic[S_co]):
     """Rows `start:stop` are consecutive tokens of one sequence, the first at `position`; `state` is their layer's."""
 
     start: int
@@ -236,8 +236,32 @@ class Routes(Generic[A]):
     weights: A
 
 
-@dataclass(frozen=True, slots=True)
-class Wave:
+class Choice:
+    """Rows that have chosen their experts: what `choose` leaves to one `mixture`. The rest is the backend's own.
+
+    Attributes:
+        ids: as in `Routes`, `[R, K]`: what the host must know, to have the experts in memory.
+    """
+
+    __slots__ = ("ids",)
+
+    def __init__(self, ids: Ids) -> None:
+        self.ids = ids
+
+
+class _Routed(Choice, Generic[A]):
+    """The choice of a backend whose `choose` is made of the basic operations."""
+
+    __slots__ = ("gain", "routes", "x")
+
+    def __init__(self, x: A, gain: A, routes: Routes[A]) -> None:
+        super().__init__(routes.ids)
+        self.x = x  # [R, D]
+        self.gain = gain  # [R, S]
+        self.routes = routes
+
+
+class Wave(NamedTuple):
     """Experts that are in memory now: `experts[i]` lies in slot `slots[i]` of the pool."""
 
     experts: Ids
@@ -395,6 +419,43 @@ class Backend(ABC, Generic[M, A]):
     def experts(self, shared: SharedExpert[M], x: A, routes: Routes[A], arrivals: Arrivals) -> A:
         """Routed experts plus the shared one, `[R, D]`. Computes each wave as it arrives, sums in rank order."""
 
+    # a layer's steps, composed of the above; a backend may run each as one operation, with the same result
+
+    def mix_delta(
+        self,
+        read: GatedResidual[M, A],
+        w: DeltaNet[M, A],
+        wide: A,
+        spans: Sequence[Span[DeltaState[A]]],
+    ) -> A:
+        """`read_residual`, `delta_net`, `inject`: `wide` `[R, S*D]` after a layer's mixer. May reuse `wide`."""
+        x, gain = self.read_residual(read, wide)
+        return self.inject(wide, self.delta_net(w, x, spans), _present(gain))
+
+    def mix_attention(
+        self,
+        read: GatedResidual[M, A],
+        w: SparseAttention[M, A],
+        wide: A,
+        spans: Sequence[Span[AttentionState[A]]],
+    ) -> A:
+        """`read_residual`, `sparse_attention`, `inject`: as `mix_delta`, for the other mixer. May reuse `wide`."""
+        x, gain = self.read_residual(read, wide)
+        return self.inject(wide, self.sparse_attention(w, x, spans), _present(gain))
+
+    def choose(self, read: GatedResidual[M, A], router: Router[M], wide: A) -> Choice:
+        """`read_residual`, `route`: the experts that each row of `wide` `[R, S*D]` goes to. The host must see the ids."""
+        x, gain = self.read_residual(read, wide)
+        return _Routed(x, _present(gain), self.route(router, x))
+
+    def mixture(self, shared: SharedExpert[M], wide: A, choice: Choice, arrivals: Arrivals) -> A:
+        """`experts`, `inject`: `wide` `[R, S*D]` after the experts of a choice. Uses the choice up. May reuse `wide`."""
+        assert isinstance(choice, _Routed)
+        block = self.experts(shared, choice.x, choice.routes, arrivals)
+        return self.inject(wide, block, choice.gain)
+
+    # around the layers
+
     @abstractmethod
     def fuse(self, w: DraftFuse[M, A], embedding: Embedding[M], tokens: Ids, wide: A) -> A:
         """Residual `[R, S*D]` at positions p and the tokens that follow, to the MTP head's residual `[R, S*D]`."""
@@ -407,3 +468,8 @@ class Backend(ABC, Generic[M, A]):
         """The most likely token of each row asked for; ties to the lowest id."""
         best: Ids = np.argmax(self.host(self.logits(w, wide, rows)), axis=-1).astype(np.int32)
         return best
+
+
+def _present(gain: A | None) -> A:
+    assert gain is not None, "only final mixers read without injecting"
+    return gain

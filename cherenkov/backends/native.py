@@ -32,6 +32,7 @@ from cherenkov.backends.base import (
     Arrivals,
     AttentionState,
     Backend,
+    Choice,
     DeltaNet,
     DeltaState,
     DraftFuse,
@@ -97,6 +98,23 @@ class Matrix:
         )
 
 
+class _Choice(Choice):
+    """A choice whose activations wait in memory of the kernels."""
+
+    __slots__ = ("mixture",)
+
+    def __init__(self, ids: Ids, mixture: _native.Mixture) -> None:
+        self.ids = ids
+        self.mixture: _native.Mixture | None = mixture
+
+    def use_up(self) -> _native.Mixture:
+        """What waits; it is another choice's memory afterwards."""
+        mixture, self.mixture = self.mixture, None
+        if mixture is None:
+            raise BackendError("native", "experts", "this choice has had its experts already")
+        return mixture
+
+
 class Native(Backend[Matrix, Floats]):
     """C++ kernels.
 
@@ -124,7 +142,7 @@ class Native(Backend[Matrix, Floats]):
         self._asked = options.precision
         # Operations describe their weights to the kernels once. Keyed by identity; the values keep the keys alive.
         self._described: dict[int, tuple[object, Any]] = {}
-        self._records: dict[ExpertLayout, _native.Record] = {}
+        self._mixtures: list[_native.Mixture] = []  # those that no choice uses
 
     @property
     @override
@@ -139,6 +157,7 @@ class Native(Backend[Matrix, Floats]):
         """Join the threads and free the scratch memory."""
         self._engine.close()
         self._described.clear()
+        self._mixtures.clear()
 
     # placing
 
@@ -196,8 +215,7 @@ class Native(Backend[Matrix, Floats]):
         self, w: DeltaNet[Matrix, Floats], x: Floats, spans: Sequence[Span[DeltaState[Floats]]]
     ) -> Floats:
         out = np.empty_like(x)
-        states = [(s.start, s.stop, s.position, s.state.history, s.state.matrix) for s in spans]
-        self._engine.delta_net(self._describe(w, _delta), x, states, out)
+        self._engine.delta_net(self._describe(w, _delta), x, spans, out)
         return out
 
     @override
@@ -208,21 +226,8 @@ class Native(Backend[Matrix, Floats]):
         spans: Sequence[Span[AttentionState[Floats]]],
     ) -> Floats:
         out = np.empty_like(x)
-        states = [
-            (
-                s.start,
-                s.stop,
-                s.position,
-                s.state.keys,
-                s.state.values,
-                s.state.index_keys,
-                s.state.block_keys,
-            )
-            for s in spans
-        ]
-        self._engine.sparse_attention(self._describe(w, _attention), x, states, out)
-        for s in spans:
-            s.state.length = s.position + s.stop - s.start
+        self._engine.sparse_attention(self._describe(w, _attention), x, spans, out)
+        _lengthen(spans)
         return out
 
     @override
@@ -234,8 +239,7 @@ class Native(Backend[Matrix, Floats]):
         spans: Sequence[Span[PleState[Floats]]],
     ) -> Floats:
         """Writes into `wide`."""
-        states = [(s.start, s.stop, s.position, s.state.history) for s in spans]
-        self._engine.ple(self._describe(w, _ple), wide, features, states)
+        self._engine.ple(self._describe(w, _ple), wide, features, spans)
         return wide
 
     @override
@@ -249,28 +253,54 @@ class Native(Backend[Matrix, Floats]):
     def experts(
         self, shared: SharedExpert[Matrix], x: Floats, routes: Routes[Floats], arrivals: Arrivals
     ) -> Floats:
-        """Needs 4 R K D bytes for the outputs that wait to be summed in order."""
-        engine, pool, record = (
-            self._engine,
-            arrivals.pool.memory,
-            self._record(arrivals.pool.layout),
-        )
-        each = np.empty((*routes.ids.shape, x.shape[1]), dtype=np.float32)  # [R, K, D]
-        out = np.empty_like(x)
-        first = (
-            self._describe(shared, _shared),
-            out,
-        )  # computed with the first wave, in the same regions
-        pending: tuple[Any, Floats | None] = first
-        for wave in arrivals:
-            engine.expert_wave(
-                record, pool, wave.experts, wave.slots, x, routes.ids, each, *pending
-            )
-            pending = None, None
-        if pending is first:
-            raise BackendError(self.name, "experts", "no expert arrived")
-        engine.combine_experts(each, routes.weights, out, out)
-        return out
+        mixture = self._memory()
+        self._engine.enter(x, routes.ids, routes.weights, mixture)
+        return self._gather(mixture, shared, arrivals, np.empty_like(x))
+
+    @override
+    def mix_delta(
+        self,
+        read: GatedResidual[Matrix, Floats],
+        w: DeltaNet[Matrix, Floats],
+        wide: Floats,
+        spans: Sequence[Span[DeltaState[Floats]]],
+    ) -> Floats:
+        """Writes into `wide`."""
+        described = self._describe(read, _residual), self._describe(w, _delta)
+        self._engine.mix_delta(*described, wide, spans)
+        return wide
+
+    @override
+    def mix_attention(
+        self,
+        read: GatedResidual[Matrix, Floats],
+        w: SparseAttention[Matrix, Floats],
+        wide: Floats,
+        spans: Sequence[Span[AttentionState[Floats]]],
+    ) -> Floats:
+        """Writes into `wide`."""
+        described = self._describe(read, _residual), self._describe(w, _attention)
+        self._engine.mix_attention(*described, wide, spans)
+        _lengthen(spans)
+        return wide
+
+    @override
+    def choose(
+        self, read: GatedResidual[Matrix, Floats], router: Router[Matrix], wide: Floats
+    ) -> Choice:
+        ids = np.empty((len(wide), router.top_k), dtype=np.int32)
+        mixture = self._memory()
+        described, gate = self._describe(read, _residual), router.gate.placed
+        self._engine.choose(described, gate, router.normalise, wide, mixture, ids)
+        return _Choice(ids, mixture)
+
+    @override
+    def mixture(
+        self, shared: SharedExpert[Matrix], wide: Floats, choice: Choice, arrivals: Arrivals
+    ) -> Floats:
+        """Writes into `wide`."""
+        assert isinstance(choice, _Choice)
+        return self._gather(choice.use_up(), shared, arrivals, wide)
 
     @override
     def fuse(
@@ -302,20 +332,41 @@ class Native(Backend[Matrix, Floats]):
         self._engine.linear(matrix.placed, x, out)
         return out
 
-    def _describe(self, w: T, describe: Callable[[T], object]) -> Any:
-        found = self._described.get(id(w))
-        if found is None:
-            found = self._described[id(w)] = (w, describe(w))
-        return found[1]
+    def _memory(self) -> _native.Mixture:
+        return self._mixtures.pop() if self._mixtures else _native.Mixture()
 
-    def _record(self, layout: ExpertLayout) -> _native.Record:
-        record = self._records.get(layout)
-        if record is None:
-            offsets = list(layout.offsets().values())
-            record = self._records[layout] = _native.Record(
-                layout.inter, layout.hidden, layout.bits, layout.group, layout.stride_bytes, offsets
+    def _gather(
+        self,
+        mixture: _native.Mixture,
+        shared: SharedExpert[Matrix],
+        arrivals: Arrivals,
+        target: Floats,
+    ) -> Floats:
+        """Computes waves as they arrive; the one that completes the choice also puts the sum into `target`."""
+        compute, pool = self._engine.expert_wave, arrivals.pool
+        record, described = self._describe(pool.layout, _record), self._describe(shared, _shared)
+        complete = False
+        for wave in arrivals:
+            complete = compute(
+                mixture, described, record, pool.memory, wave.experts, wave.slots, target
             )
-        return record
+        if not complete:
+            raise BackendError(self.name, "experts", "not every expert arrived")
+        self._mixtures.append(mixture)  # its memory serves the next choice
+        return target
+
+    def _describe(self, w: T, describe: Callable[[T], object]) -> Any:
+        try:
+            return self._described[id(w)][1]
+        except KeyError:
+            described = describe(w)
+            self._described[id(w)] = w, described
+            return described
+
+
+def _lengthen(spans: Sequence[Span[AttentionState[Floats]]]) -> None:
+    for s in spans:
+        s.state.length = s.position + s.stop - s.start
 
 
 def _residual(w: GatedResidual[Matrix, Floats]) -> _native.GatedResidual:
@@ -390,6 +441,12 @@ def _shared(w: SharedExpert[Matrix]) -> _native.SharedExpert:
     return _native.shared_expert(w.gate.placed, w.up.placed, w.down.placed, w.switch.placed)
 
 
+def _record(layout: ExpertLayout) -> _native.Record:
+    offsets = list(layout.offsets().values())
+    shape = layout.inter, layout.hidden, layout.bits, layout.group
+    return _native.Record(*shape, layout.stride_bytes, offsets)
+
+
 def _fuse(w: DraftFuse[Matrix, Floats]) -> _native.DraftFuse:
     fc = w.fc_embedding.placed, w.fc_hidden.placed
     return _native.draft_fuse(w.norm_embedding, w.norm_hidden, *fc, w.streams, w.eps)
@@ -409,7 +466,8 @@ def _processors() -> int:
 def _huge_pages(size_bytes: int) -> NDArray[np.uint8]:
     """Zeroed memory, page-aligned, in huge pages where the system has them to give."""
     try:
-        memory = mmap.mmap(-1, max(size_bytes, 1))
+        # Private: of shared memory, huge pages are another setting of the system, and off as a rule.
+        memory = mmap.mmap(-1, max(size_bytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise CapacityError(
             f"cannot reserve {size_bytes} bytes for experts: {error}; choose a smaller pool",

@@ -66,20 +66,23 @@ class RowTable:
 
     def gather(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Values of `rows` `[R, heads]`, side by side: float32 `[R, heads * dim]`."""
+        if len(rows) == 1:  # heads have rows of their own: there is nothing twice
+            return self._values(rows[0]).reshape(1, -1)
         distinct, where = np.unique(rows, return_inverse=True)
-        if self._resident is not None:
-            raw = self._resident[distinct]
-        else:
-            size = self.layout.row_bytes
-            raw = np.stack([self._read(int(row) * size, size) for row in distinct])
-        values = self._decode(raw)
-        return values[where.reshape(rows.shape)].reshape(len(rows), -1)
+        return self._values(distinct)[where.reshape(rows.shape)].reshape(len(rows), -1)
 
     def close(self) -> None:
         """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def _values(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """float32 `[len(rows), dim]`."""
+        if self._resident is not None:
+            return self._decode(self._resident[rows])
+        size = self.layout.row_bytes
+        return self._decode(np.stack([self._read(int(row) * size, size) for row in rows]))
 
     def _check(self, whole: NDArray[np.uint8], checksums: NgramBlocks) -> None:
         size = checksums.block_rows * self.layout.row_bytes

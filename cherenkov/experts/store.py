@@ -8,7 +8,6 @@ next wave is asked for, so a layer may need more experts than there are slots; t
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -20,11 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from numpy.typing import NDArray
-
     from cherenkov.experts.reader import RecordReader
 
 __all__ = ["ExpertStore", "Lease"]
+
+_NOTHING = -1
+_NO_SLOTS: Ids = np.empty(0, dtype=np.int32)
+_MOST_TOUCHED = 1024
 
 
 class ExpertStore:
@@ -45,11 +46,12 @@ class ExpertStore:
         self.experts = experts
         self.stats = ExpertStats()
         self._reader = reader
-        self._slot_of: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # record -> slot, least recently used first
-        self._free = list(range(pool.slots - 1, -1, -1))
-        self._pinned: set[int] = set()
+        self._slot_of = np.full((layers, experts), _NOTHING, dtype=np.int32)
+        self._record_in = np.full(pool.slots, _NOTHING, dtype=np.int64)
+        self._used = np.full(pool.slots, _NOTHING, dtype=np.int64)  # when, by `_now`; see `_settle`
+        self._now = 0
+        self._touched: list[Ids] = []
+        self._pinned: Ids = _NO_SLOTS
 
     @property
     def slots(self) -> int:
@@ -59,7 +61,7 @@ class ExpertStore:
     @property
     def resident(self) -> int:
         """Records in memory now."""
-        return len(self._slot_of)
+        return int(np.count_nonzero(self._record_in != _NOTHING))
 
     def acquire(self, layer: int, ids: Ids) -> Lease:
         """Lease the experts `ids` (any shape, repeats allowed) of a layer."""
@@ -71,58 +73,77 @@ class ExpertStore:
 
     # what a lease uses
 
-    def waves(self, layer: int, ids: list[int]) -> Iterator[Wave]:
+    def waves(self, layer: int, ids: Ids) -> Iterator[Wave]:
         """Resident experts, then the missing in groups that fit; see the module's description."""
-        records = {expert: layer * self.experts + expert for expert in ids}
-        here = [e for e in ids if records[e] in self._slot_of]
-        missing = [e for e in ids if records[e] not in self._slot_of]
-        self.stats.hits += len(here)
-        if here:
-            yield self._pin(here, [self._touch(records[e]) for e in here])
-        while missing:
+        slots, missing = self._slot_of[layer].take(ids), ids[:0]
+        if _NOTHING in slots.tolist():
+            missing = ids[slots == _NOTHING]
+            ids, slots = ids[slots != _NOTHING], slots[slots != _NOTHING]
+        if len(ids):
+            self.stats.hits += len(ids)
+            self._pinned = slots
+            self._touched.append(slots)
+            if len(self._touched) == _MOST_TOUCHED:
+                self._settle()
+            yield Wave(ids, slots)
+        while len(missing):
             group, missing = missing[: self.slots], missing[self.slots :]
-            self._pinned.clear()
-            yield self._pin(group, [self._fetch(records[e]) for e in group])
+            yield Wave(group, self._fetch(layer, group))
 
     def release(self) -> None:
         """Unpin everything."""
-        self._pinned.clear()
+        self._pinned = _NO_SLOTS
 
-    def _pin(self, experts: list[int], slots: list[int]) -> Wave:
-        return Wave(np.array(experts, dtype=np.int32), np.array(slots, dtype=np.int32))
+    def _fetch(self, layer: int, group: Ids) -> Ids:
+        """Read experts, one after the other; the slots they are in now."""
+        slots = np.empty_like(group)
+        for i, expert in enumerate(group.tolist()):
+            self._pinned = slots[:i]
+            slots[i] = self._read(layer, expert)
+        self._pinned = slots
+        return slots
 
-    def _touch(self, record: int) -> int:
-        self._slot_of.move_to_end(record)
-        slot = self._slot_of[record]
-        self._pinned.add(slot)
-        return slot
-
-    def _fetch(self, record: int) -> int:
-        slot = self._free.pop() if self._free else self._evict()
-        self._pinned.add(slot)
+    def _read(self, layer: int, expert: int) -> int:
+        slot, record = self._vacate(), layer * self.experts + expert
         begun = time.perf_counter()
-        try:
-            self._reader.read(record, self.pool.memory[slot])
-        except BaseException:
-            # The slot holds nothing we can vouch for.
-            self._free.append(slot)
-            self._pinned.discard(slot)
-            raise
-        self._slot_of[record] = slot
+        self._reader.read(record, self.pool.memory[slot])  # if it fails, the slot stays empty
+        self._slot_of[layer, expert] = slot
+        self._record_in[slot] = record
+        self._used[slot] = self._now
+        self._now += 1
         self.stats.misses += 1
         self.stats.read_bytes += self._reader.stride_bytes
         self.stats.read_s += time.perf_counter() - begun
         return slot
 
-    def _evict(self) -> int:
-        record = next(r for r, slot in self._slot_of.items() if slot not in self._pinned)
-        return self._slot_of.pop(record)
+    def _vacate(self) -> int:
+        """An empty slot, or else the least recently used one that is not pinned, emptied."""
+        self._settle()
+        used = self._used.copy()
+        used[self._pinned] = self._now
+        slot = int(used.argmin())
+        record = self._record_in[slot]
+        if record != _NOTHING:
+            self._slot_of.flat[record] = _NOTHING
+            self._record_in[slot] = self._used[slot] = _NOTHING
+        return slot
+
+    def _settle(self) -> None:
+        """Count what was touched, in that order. Done for many waves at a time: it costs as much as for one."""
+        if self._touched:
+            slots = np.concatenate(self._touched)
+            end = self._now + len(slots)
+            self._used[slots] = np.arange(self._now, end)  # of a slot's touches, the last counts
+            self._now = end
+            self._touched.clear()
 
 
 class Lease:
     """Experts of one layer, on their way. Use it in a `with` block and iterate once."""
 
-    def __init__(self, store: ExpertStore, layer: int, ids: list[int]) -> None:
+    __slots__ = ("_ids", "_layer", "_store")
+
+    def __init__(self, store: ExpertStore, layer: int, ids: Ids) -> None:
         self._store = store
         self._layer = layer
         self._ids = ids
@@ -147,6 +168,9 @@ class Lease:
         self._store.release()
 
 
-def _distinct(ids: NDArray[np.int32]) -> list[int]:
+def _distinct(ids: Ids) -> Ids:
     """Distinct ids in order of first appearance."""
-    return list(dict.fromkeys(ids.ravel().tolist()))
+    flat = ids.ravel()
+    listed = flat.tolist()
+    distinct = dict.fromkeys(listed)
+    return flat if len(distinct) == len(listed) else np.array(list(distinct), dtype=np.int32)

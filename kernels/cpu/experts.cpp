@@ -76,7 +76,10 @@ struct Sorted {
     int* order;
 };
 
-Sorted sort_pairs(Engine& e, const Wave& wave, const int32_t* ids, int pairs) {
+// Pairs that an earlier wave brought are left out.
+Sorted sort_pairs(Engine& e, const Wave& wave, const Mixture& m) {
+    const int pairs = m.rows * m.top_k;
+    const int32_t* ids = m.ids;
     int32_t highest = 0;
     for (int p = 0; p < pairs; p++) highest = std::max(highest, ids[p]);
     for (int i = 0; i < wave.count; i++) highest = std::max(highest, wave.experts[i]);
@@ -86,13 +89,14 @@ Sorted sort_pairs(Engine& e, const Wave& wave, const int32_t* ids, int pairs) {
     const auto n = static_cast<size_t>(wave.count);
     Sorted sorted{e.scratch.take<int>(n + 1), e.scratch.take<int>(static_cast<size_t>(pairs))};
     std::fill(sorted.begins, sorted.begins + n + 1, 0);
+    const auto wanted = [&](int p) { return m.done[p] != 0 ? -1 : place[ids[p]]; };
     for (int p = 0; p < pairs; p++)
-        if (const int i = place[ids[p]]; i >= 0) sorted.begins[i + 1]++;
+        if (const int i = wanted(p); i >= 0) sorted.begins[i + 1]++;
     for (size_t i = 0; i < n; i++) sorted.begins[i + 1] += sorted.begins[i];
     int* next = e.scratch.take<int>(n + 1);
     std::copy(sorted.begins, sorted.begins + n, next);
     for (int p = 0; p < pairs; p++)
-        if (const int i = place[ids[p]]; i >= 0) sorted.order[next[i]++] = p;
+        if (const int i = wanted(p); i >= 0) sorted.order[next[i]++] = p;
     return sorted;
 }
 
@@ -138,13 +142,32 @@ Weights Record::matrix(const uint8_t* slot, int which) const {
     return w;
 }
 
-void expert_wave(Engine& e, const Record& record, const uint8_t* pool, const Wave& wave, const float* x,
-                 const int32_t* ids, int rows, int top_k, float* each, const SharedExpert* shared, float* shared_out) {
-    const auto hidden = static_cast<size_t>(record.hidden);
-    Inputs in(e, x, hidden, rows, record.hidden);
-    const Sorted sorted = sort_pairs(e, wave, ids, rows * top_k);
-    Activations routed(e, sorted.begins[wave.count], record.inter);
-    Activations for_shared(e, shared != nullptr ? rows : 0, shared != nullptr ? shared->gate.rows : 0);
+void Mixture::lay_out(int row_count, int k, int width, int stream_count) {
+    rows = row_count, top_k = k, hidden = width, streams = stream_count;
+    missing = rows * top_k, begun = finished = false;
+    const auto r = static_cast<size_t>(rows), pairs = static_cast<size_t>(missing), d = static_cast<size_t>(hidden);
+    const size_t floats = r * d * 2 + pairs * d + pairs + r * static_cast<size_t>(streams + 1);
+    memory.reserve(floats * 4 + pairs * 5 + 8 * 64);
+    x = memory.take(r * d), gain = memory.take(r * static_cast<size_t>(streams));
+    ids = memory.take<int32_t>(pairs), weights = memory.take(pairs), done = memory.take<uint8_t>(pairs);
+    each = memory.take(pairs * d), shared = memory.take(r * d), switches = memory.take(r);
+    std::fill(done, done + pairs, uint8_t{0});
+}
+
+void choose(Engine& e, const GatedResidual& read, const Weights& gate, bool normalise, const float* wide, Mixture& m) {
+    read_residual(e, read, wide, m.rows, m.x, m.gain);
+    route(e, gate, m.top_k, normalise, m.x, m.rows, m.ids, m.weights);
+}
+
+void expert_wave(Engine& e, const Record& record, const uint8_t* pool, const Wave& wave, const SharedExpert& shared,
+                 Mixture& m) {
+    const auto hidden = static_cast<size_t>(m.hidden);
+    const bool first_wave = !m.begun;
+    Inputs in(e, m.x, hidden, m.rows, m.hidden);
+    const Sorted sorted = sort_pairs(e, wave, m);
+    const int pairs = sorted.begins[wave.count];
+    Activations routed(e, pairs, record.inter);
+    Activations for_shared(e, first_wave ? m.rows : 0, shared.gate.rows);
     Job* jobs = e.scratch.take<Job>(static_cast<size_t>(wave.count + 1));
     int count = 0;
     for (int i = 0; i < wave.count; i++) {
@@ -155,40 +178,38 @@ void expert_wave(Engine& e, const Record& record, const uint8_t* pool, const Wav
         job = make_job(e, record.matrix(slot, 0), record.matrix(slot, 1), record.matrix(slot, 2), routed, first, last - first);
         in.prepare(job.gate);  // up has the same form
         for (int n = first; n < last; n++)
-            add_pair(job, in, sorted.order[n] / top_k, each + static_cast<size_t>(sorted.order[n]) * hidden);
+            add_pair(job, in, sorted.order[n] / m.top_k, m.each + static_cast<size_t>(sorted.order[n]) * hidden);
     }
-    float* switches = nullptr;
-    if (shared != nullptr) {
-        for (const Weights* w : {&shared->gate, &shared->up, &shared->switch_}) in.prepare(*w);
+    if (first_wave) {
+        for (const Weights* w : {&shared.gate, &shared.up, &shared.switch_}) in.prepare(*w);
         Job& job = jobs[count++];
-        job = make_job(e, shared->gate, shared->up, shared->down, for_shared, 0, rows);
-        switches = e.scratch.take(static_cast<size_t>(rows));
-        for (int r = 0; r < rows; r++) {
-            add_pair(job, in, r, shared_out + static_cast<size_t>(r) * hidden);
-            const Row row{in.row(shared->switch_, r), switches + r};
-            e.k.multiply(shared->switch_, e.precision, &row, 1, 0, 1);
+        job = make_job(e, shared.gate, shared.up, shared.down, for_shared, 0, m.rows);
+        for (int r = 0; r < m.rows; r++) {
+            add_pair(job, in, r, m.shared + static_cast<size_t>(r) * hidden);
+            const Row row{in.row(shared.switch_, r), m.switches + r};
+            e.k.multiply(shared.switch_, e.precision, &row, 1, 0, 1);
         }
     }
     compute(e, jobs, count);
-    if (shared == nullptr) return;
-    for (int r = 0; r < rows; r++) {
-        float* out = shared_out + static_cast<size_t>(r) * hidden;
-        e.k.scale(out, 1.0F / (1.0F + std::exp(-switches[r])), record.hidden, out);
-    }
+    for (int n = 0; n < pairs; n++) m.done[sorted.order[n]] = 1;
+    m.missing -= pairs, m.begun = true;
 }
 
-void combine_experts(Engine& e, const float* each, const float* weights, const float* shared_out, int rows, int top_k,
-                     int hidden, float* out) {
-    const auto width = static_cast<size_t>(hidden), k = static_cast<size_t>(top_k);
-    const float** ranks = e.scratch.take<const float*>(static_cast<size_t>(rows) * k);
-    for (size_t i = 0; i < static_cast<size_t>(rows) * k; i++) ranks[i] = each + i * width;
-    const Task task{rows, width * (k + 1) * 2, 0};
+void finish_mixture(Engine& e, Mixture& m, float* target) {
+    const auto width = static_cast<size_t>(m.hidden), k = static_cast<size_t>(m.top_k), s = static_cast<size_t>(m.streams);
+    const float** ranks = e.scratch.take<const float*>(static_cast<size_t>(m.rows) * k);
+    for (size_t i = 0; i < static_cast<size_t>(m.rows) * k; i++) ranks[i] = m.each + i * width;
+    const Task task{m.rows, width * (k + 1 + s) * 2, 0};
     in_pieces(e, &task, 1, [&](int, int first, int last, int) {
-        for (int r = first; r < last; r++) {
-            const auto at = static_cast<size_t>(r);
-            e.k.combine(ranks + at * k, weights + at * k, top_k, shared_out + at * width, 1.0F, hidden, out + at * width);
+        for (auto r = static_cast<size_t>(first); r < static_cast<size_t>(last); r++) {
+            float* shared = m.shared + r * width;
+            float* sum = s == 0 ? target + r * width : shared;
+            e.k.scale(shared, 1.0F / (1.0F + std::exp(-m.switches[r])), m.hidden, shared);
+            e.k.combine(ranks + r * k, m.weights + r * k, m.top_k, shared, 1.0F, m.hidden, sum);
+            for (size_t i = r * s; i < (r + 1) * s; i++) e.k.add_scaled(target + i * width, m.gain[i], sum, m.hidden);
         }
     });
+    m.finished = true;
 }
 
 }  // namespace cherenkov::cpu

@@ -78,6 +78,11 @@ struct SparseAttention {
 void sparse_attention(Engine&, const SparseAttention&, const float* x, int rows,
                       const std::vector<Span<AttentionState>>&, float* out);
 
+// read_residual; mixer; inject. In place.
+void mix(Engine&, const GatedResidual&, const DeltaNet&, float* wide, int rows, const std::vector<Span<DeltaState>>&);
+void mix(Engine&, const GatedResidual&, const SparseAttention&, float* wide, int rows,
+         const std::vector<Span<AttentionState>>&);
+
 struct Ple {
     Weights key, value;
     const float *norm_key, *norm_query, *norm_conv;
@@ -108,13 +113,32 @@ struct Wave {
     const int32_t* slots;
     int count;
 };
-// Outputs of one wave's experts for the rows routed to them, to each[R, K, D]; the rest of `each` stays. With `shared`,
-// the shared expert's outputs to shared_out [R, D], weighted already. Two regions.
-void expert_wave(Engine&, const Record&, const uint8_t* pool, const Wave&, const float* x, const int32_t* ids, int rows,
-                 int top_k, float* each, const SharedExpert* shared, float* shared_out);
-// out = sum over ranks of weight * each, in rank order, + shared_out.
-void combine_experts(Engine&, const float* each, const float* weights, const float* shared_out, int rows, int top_k,
-                     int hidden, float* out);
+// A layer's experts at work, from the choice to the sum: what outlives a call. The memory is kept for the next layer.
+struct Mixture {
+    Scratch memory;
+    int rows = 0, top_k = 0, hidden = 0;
+    int streams = 0;          // 0: the sum is not injected
+    int missing = 0;          // (row, rank) pairs that no wave has brought yet
+    bool begun = false;       // the shared expert was computed, which comes with the first wave
+    bool finished = true;     // nothing is left to do
+    float* x = nullptr;       // [R, D]
+    float* gain = nullptr;    // [R, S]
+    int32_t* ids = nullptr;   // [R, K]
+    float* weights = nullptr;   // [R, K]
+    uint8_t* done = nullptr;    // [R, K]
+    float* each = nullptr;      // [R, K, D], unweighted
+    float* shared = nullptr;    // [R, D], unweighted; finish_mixture() sums here
+    float* switches = nullptr;  // [R], of the shared expert
+    // Takes memory for a choice. x, gain, ids and weights are the caller's to fill.
+    void lay_out(int rows, int top_k, int hidden, int streams);
+};
+// read_residual, then route.
+void choose(Engine&, const GatedResidual&, const Weights& gate, bool normalise, const float* wide, Mixture&);
+// Outputs of one wave's experts for the rows routed to them. Two regions, which the first wave shares with the shared expert.
+void expert_wave(Engine&, const Record&, const uint8_t* pool, const Wave&, const SharedExpert&, Mixture&);
+// Once none is missing: the sum over ranks, in their order, and the shared expert. wide += gain x sum, or without
+// streams, out = sum.
+void finish_mixture(Engine&, Mixture&, float* wide_or_out);
 
 struct DraftFuse {
     const float *norm_embedding, *norm_hidden;

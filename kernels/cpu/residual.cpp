@@ -32,6 +32,21 @@ void norm_streams(Engine& e, const float* wide, const float* weight, int rows, i
     });
 }
 
+// `mixer` takes the block's input and leaves its output, both [R, D].
+template <typename F>
+void mix_with(Engine& e, const GatedResidual& w, float* wide, int rows, const F& mixer) {
+    const size_t size = static_cast<size_t>(rows) * static_cast<size_t>(w.hidden);
+    float* block = e.scratch.take(size);
+    float* mixed = e.scratch.take(size);
+    float* gain = e.scratch.take(static_cast<size_t>(rows) * static_cast<size_t>(w.streams));
+    const Scratch::Mark mark = e.scratch.mark();
+    read_residual(e, w, wide, rows, block, gain);
+    e.scratch.rewind(mark);
+    mixer(block, mixed);
+    e.scratch.rewind(mark);
+    inject(e, wide, mixed, gain, rows, w.streams, w.hidden);
+}
+
 const float* gather(Engine& e, const float* wide, const int32_t* chosen, int count, size_t width) {
     float* rows = e.scratch.take(static_cast<size_t>(count) * width);
     for (int i = 0; i < count; i++)
@@ -124,6 +139,16 @@ void inject(Engine& e, float* wide, const float* block, const float* gain, int r
             e.k.add_scaled(wide + static_cast<size_t>(i) * width, gain[i],
                            block + static_cast<size_t>(i / streams) * width, hidden);
     });
+}
+
+void mix(Engine& e, const GatedResidual& read, const DeltaNet& w, float* wide, int rows,
+         const std::vector<Span<DeltaState>>& spans) {
+    mix_with(e, read, wide, rows, [&](const float* x, float* out) { delta_net(e, w, x, rows, spans, out); });
+}
+
+void mix(Engine& e, const GatedResidual& read, const SparseAttention& w, float* wide, int rows,
+         const std::vector<Span<AttentionState>>& spans) {
+    mix_with(e, read, wide, rows, [&](const float* x, float* out) { sparse_attention(e, w, x, rows, spans, out); });
 }
 
 void fuse(Engine& e, const DraftFuse& w, const Weights& table, const int32_t* tokens, const float* wide, int rows,

@@ -30,6 +30,17 @@ public:
         at_ = {0, 0};
     }
 
+    // As reset(), and sees to it that `bytes` can be taken from one block.
+    void reserve(size_t bytes) {
+        reset();
+        if (bytes <= total_) return;
+        release();
+        grow(bytes);
+    }
+
+    // Memory held.
+    size_t bytes() const { return total_; }
+
     // `count` objects, uninitialised, aligned to 64 bytes.
     template <typename T = float>
     T* take(size_t count) {

@@ -28,6 +28,9 @@ public:
 
     int threads() const { return threads_; }
 
+    // Regions handed to the threads so far, modulo 2^32; those that the caller ran by itself do not count.
+    uint32_t regions() const { return region_.load(std::memory_order_relaxed); }
+
     // Calls f(chunk, thread) for every chunk in [0, chunks) and returns when all are done. f must not throw and must not
     // call run(). One caller at a time.
     template <typename F>

@@ -37,7 +37,8 @@ LD_PRELOAD="$runtime $library" ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 UBSAN
     PYTHONSAFEPATH=1 PYTHONPATH="$work/package:$root" PYTHONMALLOC=malloc \
     "$python" -m pytest -q -o pythonpath= -p no:cacheprovider --timeout=600 "$@" \
     tests/backends/test_native_matrices.py tests/backends/test_native_operations.py \
-    tests/backends/test_native_independence.py tests/backends/test_native_limits.py
+    tests/backends/test_native_independence.py tests/backends/test_native_limits.py \
+    tests/backends/test_layer_steps.py
 
 "$compiler" -std=c++20 -O1 -g -fsanitize=thread -pthread -I "$root/kernels/cpu" \
     "$root/tests/native/pool_test.cpp" "$root/kernels/cpu/steal_pool.cpp" -o "$work/pool_test"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cherenkov.backends.base import ExpertPool
 from cherenkov.errors import CorruptModel, DiskError
 from cherenkov.experts import reader as reader_module
+from cherenkov.experts import store as store_module
 from cherenkov.experts.reader import RecordReader
 from cherenkov.experts.stats import ExpertStats
 from cherenkov.experts.store import ExpertStore
@@ -97,6 +98,18 @@ def test_least_recently_used_leaves_first(make):
     assert store.stats.since(before) == ExpertStats(
         3, 1, STRIDE, store.stats.read_s - before.read_s
     )
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_touches_count_in_order_however_many_are_counted_at_once(make, monkeypatch, most):
+    monkeypatch.setattr(store_module, "_MOST_TOUCHED", most)
+    store = make(3)
+    take(store, 0, [0, 1, 2])
+    for ids in ([2], [0, 1], [2, 0], [0]):
+        take(store, 0, ids)
+    for new, left in ((3, [2, 0, 3]), (4, [0, 3, 4]), (5, [3, 4, 5])):  # 1 leaves, then 2, then 0
+        take(store, 0, [new])
+        assert set(np.flatnonzero(store._slot_of[0] >= 0)) == set(left)
 
 
 def test_a_layer_may_need_more_than_there_are_slots(make):

@@ -89,10 +89,10 @@ def _tables(store: PackedStore, config: Config) -> dict[int, RowTable]:
 
 
 def _row_scratch(c: Config) -> int:
-    """Rows of float32 that live at once in the widest operations, generously."""
+    """Float32 numbers for a row that live at once, generously: residuals, the widest operation, and the experts' outputs."""
     mixer = max(c.channels + 2 * c.value_heads * c.value_dim, 4 * c.heads * c.head_dim)
-    mixture = (c.top_k + 2) * c.hidden + 3 * c.top_k * c.inter + c.experts
-    return _FLOAT * (4 * c.wide + max(mixer, mixture))
+    within = max(mixer, 3 * c.top_k * c.inter + c.experts)
+    return _FLOAT * (4 * c.wide + within + (c.top_k + 3) * c.hidden)
 
 
 def _check_experts(store: PackedStore, config: Config) -> None:

@@ -43,26 +43,18 @@ class NgramHash:
 
     def rows(self, before: Sequence[int], tokens: NDArray[np.int32]) -> Int64s:
         """Table rows `[R, heads]` of `tokens` `[R]` that follow `before` (only its tail matters)."""
-        reach = self.context_tokens
+        reach, count = self.context_tokens, len(tokens)
         tail = list(before[-reach:]) if reach else []
-        history = np.array([self.eos] * (reach - len(tail)) + tail, dtype=np.int64)
-        shifted = self._shifted(np.concatenate([history, tokens.astype(np.int64)]), len(tokens))
-        per_order = len(self.sizes) // reach
-        mixed = shifted[0] * self.multipliers[0]
-        ids = []
-        for distance in range(1, reach + 1):
-            mixed = mixed ^ (shifted[distance] * self.multipliers[distance])
-            heads = slice((distance - 1) * per_order, distance * per_order)
-            ids.append(np.remainder(mixed[:, None], self.sizes[heads]) + self.offsets[heads])
-        return np.concatenate(ids, axis=1)
-
-    def _shifted(self, sequence: Int64s, rows: int) -> list[Int64s]:
-        """For each distance k, the token k before each row, or eos where that leaves the row's segment."""
-        reach = self.context_tokens
-        ended = np.zeros(rows, dtype=bool)
-        out = [sequence[reach:]]
-        for k in range(1, reach + 1):
-            token = sequence[reach - k : reach - k + rows]
-            ended = ended | (token == self.eos)
-            out.append(np.where(ended, self.eos, token))
-        return out
+        history = [self.eos] * (reach - len(tail)) + tail
+        sequence = np.array([*history, *tokens.tolist()], dtype=np.int64)
+        ago = np.array(
+            [sequence[reach - k : reach - k + count] for k in range(reach + 1)]
+        )  # [n, R]
+        ended = np.logical_or.accumulate(ago[1:] == self.eos)
+        ago[1:][ended] = self.eos
+        mixed = np.bitwise_xor.accumulate(ago * self.multipliers[:, None])[
+            1:
+        ]  # one more token each
+        by_head = np.repeat(mixed, len(self.sizes) // reach, axis=0).T  # [R, heads]
+        ids: Int64s = np.remainder(by_head, self.sizes) + self.offsets
+        return ids

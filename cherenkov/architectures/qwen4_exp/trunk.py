@@ -62,14 +62,14 @@ class Qwen4Exp(Generic[M, A]):
 
     def forward(self, rows: Rows[A], observe: Observer[A] | None = None) -> A:
         """Run rows through the trunk and commit them. Returns the wide residual, `[R, S*D]`."""
-        ops, see = self.ops, observe or _unseen
-        wide = ops.embed(self.weights.embedding, rows.tokens)  # [R, S*D]
+        wide = self.ops.embed(self.weights.embedding, rows.tokens)  # [R, S*D]
         for layer in self.weights.layers:
-            wide = self._features(layer, wide, rows)
-            x, gain = ops.read_residual(layer.mixer_read, wide)  # [R, D], [R, S]
-            wide = ops.inject(wide, self._mix(layer, x, rows), _present(gain))
+            if layer.ple is not None:
+                wide = self._features(layer, wide, rows)
+            wide = self._mix(layer, wide, rows)
             wide = self._mixture(layer, wide)
-            see(f"layer {layer.index}", wide)
+            if observe is not None:
+                observe(f"layer {layer.index}", wide)
         rows.commit()
         return wide
 
@@ -92,11 +92,10 @@ class Qwen4Exp(Generic[M, A]):
         ops, head = self.ops, self.weights.draft
         assert head is not None
         wide = ops.fuse(head.fuse, self.weights.embedding, rows.tokens, wide)  # [R, S*D]
-        x, gain = ops.read_residual(head.layer.mixer_read, wide)
-        assert not isinstance(head.layer.mixer, DeltaNet)
-        mixed = ops.sparse_attention(head.layer.mixer, x, rows.draft())
-        wide = ops.inject(wide, mixed, _present(gain))
-        return self._mixture(head.layer, wide)
+        layer = head.layer
+        assert not isinstance(layer.mixer, DeltaNet)
+        wide = ops.mix_attention(layer.mixer_read, layer.mixer, wide, rows.draft())
+        return self._mixture(layer, wide)
 
     def draft_logits(self, wide: A, rows: Sequence[int]) -> A:
         """Logits `[len(rows), V]` of the draft head's residual."""
@@ -125,29 +124,24 @@ class Qwen4Exp(Generic[M, A]):
             table.close()
 
     def _features(self, layer: Layer[M, A], wide: A, rows: Rows[A]) -> A:
-        if layer.ple is None or layer.hash is None:
-            return wide
+        assert layer.ple is not None
+        assert layer.hash is not None
         ids = [
             layer.hash.rows(s.state.tokens, rows.tokens[s.start : s.stop]) for s in rows.segments
         ]
         features = self.ops.array(self.tables[layer.index].gather(np.concatenate(ids)))  # [R, P]
         return self.ops.ple(layer.ple, wide, features, rows.ple(layer.index))
 
-    def _mix(self, layer: Layer[M, A], x: A, rows: Rows[A]) -> A:
-        if isinstance(layer.mixer, DeltaNet):
-            return self.ops.delta_net(layer.mixer, x, rows.delta(layer.index))
-        return self.ops.sparse_attention(layer.mixer, x, rows.attention(layer.index))
+    def _mix(self, layer: Layer[M, A], wide: A, rows: Rows[A]) -> A:
+        ops, read, mixer = self.ops, layer.mixer_read, layer.mixer
+        if isinstance(mixer, DeltaNet):
+            return ops.mix_delta(read, mixer, wide, rows.delta(layer.index))
+        return ops.mix_attention(read, mixer, wide, rows.attention(layer.index))
 
     def _mixture(self, layer: Layer[M, A], wide: A) -> A:
-        x, gain = self.ops.read_residual(layer.moe_read, wide)
-        routes = self.ops.route(layer.router, x)  # ids, weights [R, K]; the host sees the ids
-        with self.experts.acquire(
-            layer.index, routes.ids
-        ) as lease:  # pins slots, finds what is missing
-            mixed = self.ops.experts(
-                layer.shared, x, routes, lease
-            )  # resident first, then as they land
-        return self.ops.inject(wide, mixed, _present(gain))
+        choice = self.ops.choose(layer.moe_read, layer.router, wide)  # the host sees the ids
+        with self.experts.acquire(layer.index, choice.ids) as lease:  # finds and pins what is here
+            return self.ops.mixture(layer.shared, wide, choice, lease)  # then the rest as it lands
 
     def _delta_state(self) -> DeltaState[A]:
         c = self.config
@@ -164,12 +158,3 @@ class Qwen4Exp(Generic[M, A]):
             index_keys=self.ops.cache((tokens, c.index_dim)),
             block_keys=self.ops.cache((max(1, tokens // c.block), c.index_dim)),
         )
-
-
-def _present(gain: A | None) -> A:
-    assert gain is not None, "only final mixers read without injecting"
-    return gain
-
-
-def _unseen(_place: str, _value: object) -> None:
-    """The observer that looks away."""

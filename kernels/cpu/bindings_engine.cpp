@@ -1,0 +1,382 @@
+// The operations as Python calls them: checked, one at a time, without the GIL.
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <new>
+
+#include "bindings.h"
+
+namespace cherenkov::cpu {
+namespace {
+
+
+Precision precision_named(const std::string& name) {
+    const char* names[] = {"float32", "bf16", "int16", "int8"};
+    for (int i = 0; i < 4; i++)
+        if (name == names[i]) return static_cast<Precision>(i);
+    refuse("start", "precision must be float32, bf16, int16 or int8, not '" + name + "'");
+}
+
+const char* name_of(Precision precision) {
+    switch (precision) {
+        case Precision::bf16: return "bf16";
+        case Precision::int16: return "int16";
+        case Precision::int8: return "int8";
+        default: return "float32";
+    }
+}
+
+std::vector<std::string> isas() {
+    const Kernels* tables[8];
+    std::vector<std::string> names;
+    for (int i = 0, n = usable_kernels(tables, 8); i < n; i++) names.emplace_back(tables[i]->name);
+    return names;
+}
+
+template <typename State>
+void need_span(const Span<State>& span, int rows, const char* operation) {
+    need(span.start >= 0 && span.start <= span.stop && span.stop <= rows && span.position >= 0 &&
+             span.position <= std::numeric_limits<int>::max() - (span.stop - span.start),
+         operation, "a span lies outside the rows");
+}
+
+// Spans are the tuples of cherenkov.backends.base: (start, stop, position, state).
+std::vector<Span<DeltaState>> spans_of(const DeltaNet& w, const nb::sequence& spans, int rows) {
+    constexpr const char* op = "delta_net";
+    std::vector<Span<DeltaState>> list;
+    for (const nb::handle item : spans) {
+        const auto t = nb::cast<nb::tuple>(item);
+        const auto history = state_of<Out<2>>(t, "history", op);
+        const auto matrix = state_of<Out<3>>(t, "matrix", op);
+        need(has_shape(history, {w.conv.taps - 1, w.conv.channels}) &&
+                 has_shape(matrix, {w.value_heads, w.key_dim, w.value_dim}),
+             op, "a state does not have the layer's shape");
+        list.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]), {history.data(), matrix.data()}});
+        need_span(list.back(), rows, op);
+    }
+    return list;
+}
+
+std::vector<Span<AttentionState>> spans_of(const SparseAttention& w, const nb::sequence& spans, int rows) {
+    constexpr const char* op = "sparse_attention";
+    std::vector<Span<AttentionState>> list;
+    int covered = 0;
+    for (const nb::handle item : spans) {
+        const auto t = nb::cast<nb::tuple>(item);
+        const auto keys = state_of<Out<3>>(t, "keys", op), values = state_of<Out<3>>(t, "values", op);
+        const auto index_keys = state_of<Out<2>>(t, "index_keys", op);
+        const auto block_keys = state_of<Out<2>>(t, "block_keys", op);
+        const int tokens = side(keys, 0);
+        need(has_shape(keys, {tokens, w.kv_heads, w.head_dim}) && has_shape(values, {tokens, w.kv_heads, w.head_dim}) &&
+                 has_shape(index_keys, {tokens, w.index_dim}) && side(block_keys, 1) == w.index_dim,
+             op, "a cache does not have the layer's shape");
+        list.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]),
+                        {keys.data(), values.data(), index_keys.data(), block_keys.data()}});
+        const auto& span = list.back();
+        need_span(span, rows, op);
+        const int stop = span.position + span.stop - span.start;
+        need(stop <= tokens && stop / w.block <= side(block_keys, 0), op, "the cache is full");
+        need(span.start == covered, op, "every row must belong to one span");
+        covered = span.stop;
+    }
+    need(covered == rows, op, "every row must belong to one span");
+    return list;
+}
+
+// A mixture that Python holds from one call to the next, and the call that is at it.
+struct HeldMixture {
+    Mixture mixture;
+    bool busy = false;
+};
+
+class Busy {
+public:
+    explicit Busy(HeldMixture& held) : held_(held) {
+        need(!held.busy, "experts", "another thread is at this choice");
+        held.busy = true;
+    }
+    ~Busy() { held_.busy = false; }
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+
+private:
+    HeldMixture& held_;
+};
+
+class HeldEngine {
+public:
+    HeldEngine(const std::string& isa, const std::string& precision, int threads) {
+        const Kernels* kernels = find_kernels(isa.c_str());
+        if (kernels == nullptr) refuse("start", "this machine or build has no '" + isa + "' kernels");
+        need(threads > 0 && threads <= 1024, "start", "threads must be 1 to 1024");
+        const Precision asked = precision.empty() ? kernels->preferred : precision_named(precision);
+        engine_ = std::make_shared<Engine>(*kernels, offered(*kernels, asked), threads);
+    }
+
+    std::string isa() { return engine("isa")->k.name; }
+    std::string precision() { return name_of(engine("precision")->precision); }
+    int threads() { return engine("threads")->pool.threads(); }
+    // Both while no operation runs.
+    uint32_t regions() { return engine("regions")->pool.regions(); }
+    size_t scratch_bytes() { return engine("scratch_bytes")->scratch.bytes(); }
+
+    // An operation that another thread is at ends first: it holds the engine too.
+    void close() {
+        std::shared_ptr<Engine> last = std::move(engine_);
+        nb::gil_scoped_release release;
+        last.reset();
+    }
+
+    void linear(const Matrix& m, const Const<2>& x, const Out<2>& out) {
+        need(side(x, 1) == m.w.cols && has_shape(out, {side(x, 0), m.w.rows}), "linear", "shapes do not fit");
+        run("linear", [&](Engine& e) {
+            Inputs in(e, x.data(), x.shape(1), side(x, 0), m.w.cols);
+            const Product product{&m.w, &in, out.data(), out.shape(1)};
+            multiply(e, &product, 1);
+        });
+    }
+
+    void embed(const Matrix& table, int streams, const Ids& tokens, const Out<2>& wide) {
+        need_tokens(tokens, table.w.rows, "embed");
+        need(has_shape(wide, {side(tokens, 0), times(streams, table.w.cols)}), "embed", "shapes do not fit");
+        run("embed", [&](Engine& e) {
+            cpu::embed(e, table.w, streams, tokens.data(), side(tokens, 0), wide.data());
+        });
+    }
+
+    void read_residual(const HeldResidual& held, const Const<2>& wide, const Out<2>& block,
+                       const std::optional<Out<2>>& gain) {
+        const GatedResidual& w = held.w;
+        const int rows = side(wide, 0);
+        need(side(wide, 1) == w.hidden * w.streams && has_shape(block, {rows, w.hidden}) &&
+                 gain.has_value() == (w.inject.rows != 0) && (!gain || has_shape(*gain, {rows, w.streams})),
+             "read_residual", "shapes do not fit");
+        run("read_residual", [&](Engine& e) {
+            cpu::read_residual(e, w, wide.data(), rows, block.data(), gain ? gain->data() : nullptr);
+        });
+    }
+
+    void inject(const Out<2>& wide, const Const<2>& block, const Const<2>& gain) {
+        const int rows = side(wide, 0), hidden = side(block, 1), streams = side(gain, 1);
+        need(has_shape(block, {rows, hidden}) && has_shape(gain, {rows, streams}) && side(wide, 1) == hidden * streams,
+             "inject", "shapes do not fit");
+        run("inject", [&](Engine& e) {
+            cpu::inject(e, wide.data(), block.data(), gain.data(), rows, streams, hidden);
+        });
+    }
+
+    void delta_net(const HeldDelta& held, const Const<2>& x, const nb::sequence& spans, const Out<2>& out) {
+        const DeltaNet& w = held.w;
+        const int rows = side(x, 0);
+        need(side(x, 1) == w.hidden && has_shape(out, {rows, w.hidden}), "delta_net", "shapes do not fit");
+        const auto list = spans_of(w, spans, rows);
+        run("delta_net", [&](Engine& e) { cpu::delta_net(e, w, x.data(), rows, list, out.data()); });
+    }
+
+    void sparse_attention(const HeldAttention& held, const Const<2>& x, const nb::sequence& spans, const Out<2>& out) {
+        const SparseAttention& w = held.w;
+        const int rows = side(x, 0);
+        need(side(x, 1) == w.hidden && has_shape(out, {rows, w.hidden}), "sparse_attention", "shapes do not fit");
+        const auto list = spans_of(w, spans, rows);
+        if (rows == 0) return;
+        run("sparse_attention", [&](Engine& e) { cpu::sparse_attention(e, w, x.data(), rows, list, out.data()); });
+    }
+
+    // Mixer is DeltaNet or SparseAttention.
+    template <typename Mixer>
+    void mix(const HeldResidual& read, const Held<Mixer>& mixer, const Out<2>& wide, const nb::sequence& spans) {
+        const int rows = side(wide, 0);
+        need_injecting(read, wide, "mix");
+        need(mixer.w.hidden == read.w.hidden, "mix", "shapes do not fit");
+        const auto list = spans_of(mixer.w, spans, rows);
+        if (rows == 0) return;
+        run("mix", [&](Engine& e) { cpu::mix(e, read.w, mixer.w, wide.data(), rows, list); });
+    }
+
+    void ple(const HeldPle& held, const Out<2>& wide, const Const<2>& features, const nb::sequence& spans) {
+        const Ple& w = held.w;
+        const int rows = side(wide, 0);
+        need(side(wide, 1) == w.conv.channels && has_shape(features, {rows, w.key.cols}), "ple", "shapes do not fit");
+        std::vector<Span<float*>> list;
+        for (const nb::handle item : spans) {
+            const auto t = nb::cast<nb::tuple>(item);
+            const auto history = state_of<Out<2>>(t, "history", "ple");
+            need(has_shape(history, {w.conv.taps == 1 ? 0 : times(w.conv.taps - 1, w.dilation), w.conv.channels}), "ple",
+                 "a state does not have the layer's shape");
+            list.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]), history.data()});
+            need_span(list.back(), rows, "ple");
+        }
+        run("ple", [&](Engine& e) { cpu::ple(e, w, wide.data(), features.data(), rows, list); });
+    }
+
+    void route(const Matrix& gate, bool normalise, const Const<2>& x, const Array<int32_t, 2>& ids,
+               const Out<2>& weights) {
+        const int rows = side(x, 0), top_k = side(ids, 1);
+        need(side(x, 1) == gate.w.cols && has_shape(ids, {rows, top_k}) && has_shape(weights, {rows, top_k}) &&
+                 top_k <= gate.w.rows,
+             "route", "shapes do not fit");
+        run("route", [&](Engine& e) {
+            cpu::route(e, gate.w, top_k, normalise, x.data(), rows, ids.data(), weights.data());
+        });
+    }
+
+    // Leaves the rest to expert_wave; the ids also go to `ids`.
+    void choose(const HeldResidual& read, const Matrix& gate, bool normalise, const Const<2>& wide, HeldMixture& held,
+                const Array<int32_t, 2>& ids) {
+        const int rows = side(wide, 0), top_k = side(ids, 1);
+        need_injecting(read, wide, "choose");
+        need(gate.w.cols == read.w.hidden && side(ids, 0) == rows && top_k > 0 && top_k <= gate.w.rows, "choose",
+             "shapes do not fit");
+        const Busy busy(held);
+        run("choose", [&](Engine& e) {
+            Mixture& m = held.mixture;
+            m.lay_out(rows, top_k, read.w.hidden, read.w.streams);
+            cpu::choose(e, read.w, gate.w, normalise, wide.data(), m);
+            std::copy(m.ids, m.ids + static_cast<size_t>(rows) * static_cast<size_t>(top_k), ids.data());
+        });
+    }
+
+    // The choice is the caller's: x [R, D], ids and weights [R, K].
+    void enter(const Const<2>& x, const Array<const int32_t, 2>& ids, const Const<2>& weights, HeldMixture& held) {
+        constexpr const char* op = "experts";
+        const int rows = side(x, 0), top_k = side(ids, 1);
+        const size_t pairs = static_cast<size_t>(rows) * static_cast<size_t>(top_k);
+        need(has_shape(ids, {rows, top_k}) && has_shape(weights, {rows, top_k}), op, "shapes do not fit");
+        need(std::none_of(ids.data(), ids.data() + pairs, [](int32_t i) { return i < 0; }), op,
+             "an expert's id is negative");
+        const Busy busy(held);
+        run(op, [&](Engine&) {
+            Mixture& m = held.mixture;
+            m.lay_out(rows, top_k, side(x, 1), 0);
+            std::copy(x.data(), x.data() + x.size(), m.x);
+            std::copy(ids.data(), ids.data() + pairs, m.ids);
+            std::copy(weights.data(), weights.data() + pairs, m.weights);
+        });
+    }
+
+    // Computes a wave of experts. When it was the last that was missing, adds the sum to the residual `target` [R, S*D], or
+    // after enter() leaves it in `target` [R, D]; then the answer is true.
+    bool expert_wave(HeldMixture& held, const HeldShared& shared, const Record& record,
+                     const Array<const uint8_t, 2>& pool, const Ids& experts, const Ids& slots, const Out<2>& target) {
+        constexpr const char* op = "experts";
+        const Busy busy(held);
+        Mixture& m = held.mixture;
+        const int count = side(experts, 0);
+        need(!m.finished, op, "this choice has had its experts already");
+        need(m.hidden == record.hidden && m.hidden == shared.w.gate.cols && pool.shape(1) == record.stride &&
+                 side(slots, 0) == count && has_shape(target, {m.rows, m.hidden * std::max(m.streams, 1)}),
+             op, "shapes do not fit");
+        need(std::none_of(experts.data(), experts.data() + count, [](int32_t i) { return i < 0; }), op,
+             "an expert's id is negative");
+        for (int i = 0; i < count; i++)
+            need(slots.data()[i] >= 0 && slots.data()[i] < side(pool, 0), op, "a slot lies outside the pool");
+        run(op, [&](Engine& e) {
+            cpu::expert_wave(e, record, pool.data(), {experts.data(), slots.data(), count}, shared.w, m);
+            if (m.missing == 0) cpu::finish_mixture(e, m, target.data());
+        });
+        return m.finished;
+    }
+
+    void fuse(const HeldFuse& held, const Matrix& table, const Ids& tokens, const Const<2>& wide, const Out<2>& out) {
+        const DraftFuse& w = held.w;
+        const int rows = side(tokens, 0), width = w.hidden * w.streams;
+        need_tokens(tokens, table.w.rows, "fuse");
+        need(table.w.cols == w.hidden && has_shape(wide, {rows, width}) && has_shape(out, {rows, width}), "fuse",
+             "shapes do not fit");
+        run("fuse", [&](Engine& e) { cpu::fuse(e, w, table.w, tokens.data(), wide.data(), rows, out.data()); });
+    }
+
+    void logits(const HeldHead& held, const Const<2>& wide, const Ids& rows, const Out<2>& out) {
+        need_rows(held, wide, rows, "logits");
+        need(has_shape(out, {side(rows, 0), held.w.matrix.rows}), "logits", "shapes do not fit");
+        run("logits", [&](Engine& e) { cpu::logits(e, held.w, wide.data(), rows.data(), side(rows, 0), out.data()); });
+    }
+
+    void argmax(const HeldHead& held, const Const<2>& wide, const Ids& rows, const Array<int32_t, 1>& out) {
+        need_rows(held, wide, rows, "argmax");
+        need(has_shape(out, {side(rows, 0)}), "argmax", "shapes do not fit");
+        run("argmax", [&](Engine& e) { cpu::argmax(e, held.w, wide.data(), rows.data(), side(rows, 0), out.data()); });
+    }
+
+private:
+    const std::shared_ptr<Engine>& engine(const char* operation) {
+        need(engine_ != nullptr, operation, "the backend is closed");
+        return engine_;
+    }
+
+    template <typename F>
+    void run(const char* operation, const F& f) {
+        const std::shared_ptr<Engine> e = engine(operation);
+        bool fits = true;
+        {
+            nb::gil_scoped_release release;
+            const std::lock_guard turn(e->turn);
+            try {
+                e->scratch.reset();
+                f(*e);
+            } catch (const std::bad_alloc&) {
+                fits = false;
+            }
+        }
+        need(fits, operation, "there is not enough memory");
+    }
+
+    template <typename A>
+    static void need_injecting(const HeldResidual& read, const A& wide, const char* operation) {
+        need(read.w.inject.rows != 0, operation, "a final mixer injects nothing");
+        need(side(wide, 1) == read.w.hidden * read.w.streams, operation, "shapes do not fit");
+    }
+
+    static void need_tokens(const Ids& tokens, int vocab, const char* operation) {
+        const int32_t* data = tokens.data();
+        need(std::all_of(data, data + tokens.shape(0), [&](int32_t t) { return t >= 0 && t < vocab; }), operation,
+             "a token is not in the vocabulary");
+    }
+
+    static void need_rows(const HeldHead& held, const Const<2>& wide, const Ids& rows, const char* operation) {
+        need(side(wide, 1) == held.w.mixer.hidden * held.w.mixer.streams, operation, "shapes do not fit");
+        const int32_t* data = rows.data();
+        need(std::all_of(data, data + rows.shape(0), [&](int32_t r) { return r >= 0 && r < side(wide, 0); }), operation,
+             "a row is not in the residual");
+    }
+
+    std::shared_ptr<Engine> engine_;
+};
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+    using nb::arg;
+    m.def("isas", &isas, "Instruction sets that this machine and build can run, fastest first.");
+    nb::class_<HeldMixture>(m, "Mixture").def(nb::init<>()).def_prop_ro("bytes", [](const HeldMixture& held) {
+        return held.mixture.memory.bytes();
+    });
+    nb::class_<HeldEngine>(m, "Engine")
+        .def(nb::init<const std::string&, const std::string&, int>(), arg("isa"), arg("precision"), arg("threads"))
+        .def_prop_ro("isa", &HeldEngine::isa)
+        .def_prop_ro("precision", &HeldEngine::precision)
+        .def_prop_ro("threads", &HeldEngine::threads)
+        .def_prop_ro("regions", &HeldEngine::regions)
+        .def_prop_ro("scratch_bytes", &HeldEngine::scratch_bytes)
+        .def("close", &HeldEngine::close)
+        .def("linear", &HeldEngine::linear, arg(), arg().noconvert(), arg().noconvert())
+        .def("embed", &HeldEngine::embed, arg(), arg(), arg().noconvert(), arg().noconvert())
+        .def("read_residual", &HeldEngine::read_residual, arg(), arg().noconvert(), arg().noconvert(),
+             arg().noconvert().none())
+        .def("inject", &HeldEngine::inject, arg().noconvert(), arg().noconvert(), arg().noconvert())
+        .def("delta_net", &HeldEngine::delta_net, arg(), arg().noconvert(), arg(), arg().noconvert())
+        .def("sparse_attention", &HeldEngine::sparse_attention, arg(), arg().noconvert(), arg(), arg().noconvert())
+        .def("ple", &HeldEngine::ple, arg(), arg().noconvert(), arg().noconvert(), arg())
+        .def("route", &HeldEngine::route, arg(), arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
+        .def("mix_delta", &HeldEngine::mix<DeltaNet>, arg(), arg(), arg().noconvert(), arg())
+        .def("mix_attention", &HeldEngine::mix<SparseAttention>, arg(), arg(), arg().noconvert(), arg())
+        .def("choose", &HeldEngine::choose, arg(), arg(), arg(), arg().noconvert(), arg(), arg().noconvert())
+        .def("enter", &HeldEngine::enter, arg().noconvert(), arg().noconvert(), arg().noconvert(), arg())
+        .def("expert_wave", &HeldEngine::expert_wave, arg(), arg(), arg(), arg().noconvert(), arg().noconvert(),
+             arg().noconvert(), arg().noconvert())
+        .def("fuse", &HeldEngine::fuse, arg(), arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
+        .def("logits", &HeldEngine::logits, arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
+        .def("argmax", &HeldEngine::argmax, arg(), arg().noconvert(), arg().noconvert(), arg().noconvert());
+}
+
+}  // namespace cherenkov::cpu
