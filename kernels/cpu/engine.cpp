@@ -9,10 +9,11 @@ constexpr size_t smallest_chunk = size_t{12} << 10;  // about a microsecond: les
 constexpr int chunks_per_thread = 8;
 }  // namespace
 
-size_t shared_cost(size_t bytes, int rows) {
+Task matrix_task(int outputs, size_t bytes, int rows) {
+    constexpr size_t cache = size_t{64} << 10;
     // The second row is nearly free while one row waits for memory; beyond that, arithmetic counts.
-    const auto extra = static_cast<size_t>(std::max(0, rows - 1));
-    return bytes + bytes * extra / 2 + 1;
+    const size_t cost = bytes + bytes * static_cast<size_t>(std::max(0, rows - 1)) / 2 + 1;
+    return {outputs, cost, 1 + cache / (bytes + 1), rows > 4 ? size_t{32} : size_t{4}};
 }
 
 Cuts::Cuts(Engine& engine, const Task* tasks, int count) : tasks_(tasks), count_(count) {
@@ -26,8 +27,8 @@ Cuts::Cuts(Engine& engine, const Task* tasks, int count) : tasks_(tasks), count_
         const Task& task = tasks[t];
         size_t step = (chunk + task.cost - 1) / std::max<size_t>(task.cost, 1);
         if (task.most != 0) step = std::min(step, task.most);
-        step = (step + 3) / 4 * 4;  // kernels take four outputs at a time
-        if (task.cost >= smallest_chunk) step = std::max<size_t>(1, chunk / task.cost);
+        step = (step + task.quantum - 1) / task.quantum * task.quantum;
+        if (task.cost >= smallest_chunk && task.quantum <= 4) step = std::max<size_t>(1, chunk / task.cost);
         steps_[t] = static_cast<int>(std::min<size_t>(step, static_cast<size_t>(std::max(task.size, 1))));
         begins_[t] = chunks_;
         chunks_ += (task.size + steps_[t] - 1) / steps_[t];

@@ -24,10 +24,11 @@ struct Task {
     int size = 0;
     size_t cost = 0;
     size_t most = 0;  // outputs in a chunk, if not 0: keeps what a chunk reads repeatedly in the cache
+    size_t quantum = 4;  // outputs that kernels take at a time
 };
 
-// How much cheaper than a row each further row is that shares a matrix.
-size_t shared_cost(size_t bytes, int rows);
+// Of a matrix: outputs of `bytes` each, for so many input rows.
+Task matrix_task(int outputs, size_t bytes, int rows);
 
 // Cuts tasks into chunks of about equal cost, too few to be worth it staying whole.
 class Cuts {
@@ -110,8 +111,7 @@ void multiply(Engine& e, const Product* products, int count, const F& after) {
         rows[p] = e.scratch.take<Row>(static_cast<size_t>(n));
         for (int r = 0; r < n; r++)
             rows[p][r] = {product.x->row(*product.w, r), product.y + static_cast<size_t>(r) * product.stride};
-        const size_t bytes = product.w->row_bytes();
-        tasks[p] = {product.w->rows, shared_cost(bytes, n), 1 + (size_t{64} << 10) / (bytes + 1)};
+        tasks[p] = matrix_task(product.w->rows, product.w->row_bytes(), n);
     }
     in_pieces(e, tasks, count, [&](int p, int first, int last, int) {
         const Product& product = products[p];

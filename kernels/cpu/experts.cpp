@@ -45,16 +45,16 @@ void add_pair(Job& job, const Inputs& x, int row, float* out) {
 }
 
 void compute(Engine& e, Job* jobs, int count) {
-    constexpr size_t cache = size_t{64} << 10;
     Task* tasks = e.scratch.take<Task>(static_cast<size_t>(count));
-    for (int j = 0; j < count; j++) {
-        const size_t bytes = jobs[j].gate.row_bytes() + jobs[j].up.row_bytes();
-        tasks[j] = {jobs[j].gate.rows, shared_cost(bytes, jobs[j].pairs), 1 + cache / (bytes + 1)};
-    }
+    for (int j = 0; j < count; j++)
+        tasks[j] = matrix_task(jobs[j].gate.rows, jobs[j].gate.row_bytes() + jobs[j].up.row_bytes(), jobs[j].pairs);
     in_pieces(e, tasks, count, [&](int j, int first, int last, int) {
         const Job& job = jobs[j];
-        e.k.multiply(job.gate, e.precision, job.gates, job.pairs, first, last);
-        e.k.multiply(job.up, e.precision, job.ups, job.pairs, first, last);
+        Weights gate = job.gate, up = job.up;  // read in turns
+        gate.ahead = up.row(first);
+        up.ahead = last < gate.rows ? gate.row(last) : j + 1 < count ? jobs[j + 1].gate.codes : nullptr;
+        e.k.multiply(gate, e.precision, job.gates, job.pairs, first, last);
+        e.k.multiply(up, e.precision, job.ups, job.pairs, first, last);
         for (int i = 0; i < job.pairs; i++)
             e.k.silu_times(job.gates[i].y + first, job.ups[i].y + first, last - first);
     });
@@ -62,11 +62,13 @@ void compute(Engine& e, Job* jobs, int count) {
         Job& job = jobs[j];
         job.activations->packed.prepare(job.down);
         for (int i = 0; i < job.pairs; i++) job.outputs[i].x = job.activations->packed.row(job.down, job.first + i);
-        const size_t bytes = job.down.row_bytes();
-        tasks[j] = {job.down.rows, shared_cost(bytes, job.pairs), 1 + cache / (bytes + 1)};
+        if (j + 1 < count) job.down.ahead = jobs[j + 1].down.codes;
+        tasks[j] = matrix_task(job.down.rows, job.down.row_bytes(), job.pairs);
     }
     in_pieces(e, tasks, count, [&](int j, int first, int last, int) {
-        e.k.multiply(jobs[j].down, e.precision, jobs[j].outputs, jobs[j].pairs, first, last);
+        Weights down = jobs[j].down;
+        if (last < down.rows) down.ahead = nullptr;  // what follows is the next piece
+        e.k.multiply(down, e.precision, jobs[j].outputs, jobs[j].pairs, first, last);
     });
 }
 

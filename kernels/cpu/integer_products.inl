@@ -137,13 +137,14 @@ ALWAYS_INLINE void integer_strip(const Weights& w, const Inputs<M>& in, int n, i
             Isa::prefetch(strip.scales[r] + prefetch_rows * w.scales_stride + at);
             Isa::prefetch(strip.biases[r] + prefetch_rows * w.scales_stride + at);
         }
+    const uint8_t* ahead = prefetch_from(w, n, last);
     Quad chains;
     for (int i = 0; i < parts; i++) chains.part[i] = Isa::zero();
     int g = 0;
     for (; g + quad_groups <= groups; g += quad_groups) {
-        const size_t at = static_cast<size_t>(g / quad_groups) * quad_bytes + prefetch_distance;
+        const uint8_t* at = ahead + static_cast<size_t>(g / quad_groups) * quad_bytes;
         for (int r = 0; r < R; r++)
-            for (size_t line = 0; line < quad_bytes; line += 64) Isa::prefetch(strip.codes[r] + at + line);
+            for (size_t line = 0; line < quad_bytes; line += 64) Isa::prefetch(at + static_cast<size_t>(r) * w.codes_stride + line);
         add_quad<Bits, P, M, Group, false>(strip, in, scales, biases, g, groups, chains);
     }
     if (g < groups) add_quad<Bits, P, M, Group, true>(strip, in, scales, biases, g, groups, chains);

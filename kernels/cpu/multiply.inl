@@ -50,6 +50,12 @@ ALWAYS_INLINE Strip<R> strip_of(const Weights& w, int n, int last) {
     return strip;
 }
 
+// What to prefetch while row n is at work: codes further down, or what comes after the rows that were asked for.
+ALWAYS_INLINE const uint8_t* prefetch_from(const Weights& w, int n, int last) {
+    const size_t at = static_cast<size_t>(n) * w.codes_stride + prefetch_distance, end = static_cast<size_t>(last) * w.codes_stride;
+    return w.ahead == nullptr || at < end ? w.codes + at : w.ahead + (at - end);
+}
+
 // Calls f with Most at a time, then with what is left, as a compile-time count.
 template <int Most, typename F>
 inline void by_tiles(int count, F f) {

@@ -118,8 +118,7 @@ void read_residual(Engine& e, const GatedResidual& w, const float* wide, int row
     y.prepare(w.up);
     Row* products = e.scratch.take<Row>(static_cast<size_t>(rows));
     for (int r = 0; r < rows; r++) products[r] = {y.row(w.up, r), mix + static_cast<size_t>(r) * width};
-    const size_t bytes = w.up.row_bytes() * streams;
-    const Task task{w.hidden, shared_cost(bytes, rows), 1 + (size_t{64} << 10) / (bytes + 1)};
+    const Task task = matrix_task(w.hidden, w.up.row_bytes() * streams, rows);
     in_pieces(e, &task, 1, [&](int, int first, int last, int) {
         for (int s = 0; s < w.streams; s++)
             e.k.multiply(w.up, e.precision, products, rows, s * w.hidden + first, s * w.hidden + last);

@@ -26,6 +26,10 @@ struct Weights {
     int cols = 0;
     int bits = 0;
     int group = 0;
+    // Codes that are wanted next, if that is known: prefetches that run past the rows asked for go on there.
+    const uint8_t* ahead = nullptr;
+
+    const uint8_t* row(int n) const { return codes + static_cast<size_t>(n) * codes_stride; }
 
     // What one row costs to read.
     size_t row_bytes() const {
