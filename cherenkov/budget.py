@@ -62,6 +62,7 @@ class Demand:
     stride_bytes: int
     records: int
     cache_itemsize: int = 4
+    delta_chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +110,10 @@ def demand_of(
     config: Mapping[str, Any], manifest: Manifest, backend: Backend[Any, Any] | None = None
 ) -> Demand:
     """What a store with this configuration and manifest asks of memory, on a backend or on one that keeps it as it is."""
-    stored, itemsize = manifest.experts.layout.bits, 4
+    stored, itemsize, chunk = manifest.experts.layout.bits, 4, 0
     widening = 1.0
     if backend is not None:
-        itemsize = backend.cache_itemsize
+        itemsize, chunk = backend.cache_itemsize, backend.delta_chunk
         widening = (backend.matrix_bits or stored) / stored
     tables = [section.layout.total_bytes for section in manifest.ngrams]
     return Demand(
@@ -122,6 +123,7 @@ def demand_of(
         stride_bytes=manifest.experts.layout.stride_bytes,
         records=manifest.experts.records,
         cache_itemsize=itemsize,
+        delta_chunk=chunk,
     )
 
 
@@ -198,7 +200,7 @@ def _assemble(demand: Demand, memory: Memory, context: int, slots: int) -> Plan:
     return Plan(
         dense_bytes=demand.dense_bytes,
         ngram_bytes=demand.ngram_bytes,
-        state_bytes=demand.sizes.state_bytes(context, demand.cache_itemsize),
+        state_bytes=demand.sizes.state_bytes(context, demand.cache_itemsize, demand.delta_chunk),
         scratch_bytes=rows * demand.sizes.row_scratch_bytes + demand.sizes.vocab * 16,
         pool_bytes=slots * demand.stride_bytes,
         working_bytes=_WORKING_BYTES,

@@ -105,7 +105,7 @@ def _model(config: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
             "smallest_pool_bytes": least.pool_bytes,
             "smallest_total_bytes": least.total_bytes,
             "everything_resident_bytes": least.total_bytes - least.pool_bytes + experts_bytes,
-            "token_state_bytes": demand.sizes.state_bytes(1001, demand.cache_itemsize)
-            - demand.sizes.state_bytes(1000, demand.cache_itemsize),
+            "token_state_bytes": demand.sizes.state_bytes(1001, demand.cache_itemsize, 0)
+            - demand.sizes.state_bytes(1000, demand.cache_itemsize, 0),
         },
     }

@@ -74,6 +74,8 @@ class Sizes:
         stop_ids: tokens that end an answer, by the configuration.
         top_k: experts a token uses in a layer.
         fixed_state_bytes: state of a sequence that does not grow.
+        delta_position_bytes: what each position adds that a backend keeps beside its recurrent matrices
+            (`Backend.delta_chunk` of them).
         token_state_elements: cache elements that each token of context adds.
         row_scratch_bytes: transient memory that each row of a step needs.
     """
@@ -83,14 +85,14 @@ class Sizes:
     stop_ids: tuple[int, ...]
     top_k: int
     fixed_state_bytes: int
+    delta_position_bytes: int
     token_state_elements: float
     row_scratch_bytes: int
 
-    def state_bytes(self, context_tokens: int, cache_itemsize: int) -> int:
-        """Memory of one sequence of `context_tokens`."""
-        return self.fixed_state_bytes + int(
-            self.token_state_elements * context_tokens * cache_itemsize
-        )
+    def state_bytes(self, context_tokens: int, cache_itemsize: int, delta_chunk: int) -> int:
+        """Memory of one sequence of `context_tokens`, on a backend with these attributes."""
+        growing = int(self.token_state_elements * context_tokens * cache_itemsize)
+        return self.fixed_state_bytes + delta_chunk * self.delta_position_bytes + growing
 
 
 class Family(Protocol):

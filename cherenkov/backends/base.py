@@ -192,10 +192,16 @@ class Head(Generic[M, A]):
 
 @dataclass(slots=True)
 class DeltaState(Generic[A]):
-    """`history` `[taps-1, C]`: the last convolution inputs, oldest first. `matrix` `[Hv, dk, dv]` float32."""
+    """`history` `[taps-1, C]`: the last convolution inputs, oldest first. `matrix` `[Hv, dk, dv]` float32.
+
+    A backend that works in chunks of `Backend.delta_chunk` positions folds a chunk into `matrix` when the next one
+    begins. Until then `pending` holds what its positions did, in an order of the backend's choice:
+    `delta_chunk * (Hk*dk + Hv*(dv+1))` numbers. `Backend.settled` gives the matrix as of now.
+    """
 
     history: A
     matrix: A
+    pending: A | None = None
 
 
 @dataclass(slots=True)
@@ -325,6 +331,8 @@ class Backend(ABC, Generic[M, A]):
     """Name in the registry, such as `native`."""
     cache_itemsize: int = 4
     """Bytes per element of what `cache` allocates."""
+    delta_chunk: int = 0
+    """Positions that a `DeltaState` keeps beside its matrix."""
     matrix_bits: int | None = None
     """Width at which placed matrices stay in memory; None for the width they are stored at."""
 
@@ -361,6 +369,21 @@ class Backend(ABC, Generic[M, A]):
     @abstractmethod
     def copy(self, array: A) -> A:
         """An independent copy."""
+
+    def delta_state(self, w: DeltaNet[M, A]) -> DeltaState[A]:
+        """The state of a DeltaNet layer before the first token."""
+        keys, values = w.key_heads * w.key_dim, w.value_heads * w.value_dim
+        pending = self.delta_chunk * (keys + values + w.value_heads)
+        return DeltaState(
+            history=self.zeros((w.taps - 1, 2 * keys + values)),
+            matrix=self.zeros((w.value_heads, w.key_dim, w.value_dim)),
+            pending=self.zeros((pending,)) if pending else None,
+        )
+
+    def settled(self, w: DeltaNet[M, A], state: DeltaState[A], position: int) -> A:
+        """The recurrent matrix `[Hv, dk, dv]` as of `position`, the next token's. A copy; the state stays as it is."""
+        assert state.pending is None, f"{self.name} keeps positions pending that it cannot settle"
+        return self.copy(state.matrix)
 
     @abstractmethod
     def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:

@@ -126,6 +126,7 @@ class Native(Backend[Matrix, Floats]):
     """
 
     name = "native"
+    delta_chunk = 0 if _missing else _native.delta_chunk
 
     def __init__(self, options: Options | None = None) -> None:
         options = options or Options()
@@ -180,6 +181,15 @@ class Native(Backend[Matrix, Floats]):
     @override
     def copy(self, array: Floats) -> Floats:
         return array.copy()
+
+    @override
+    def settled(
+        self, w: DeltaNet[Matrix, Floats], state: DeltaState[Floats], position: int
+    ) -> Floats:
+        matrix = state.matrix.copy()
+        assert state.pending is not None
+        self._engine.settle(self._describe(w, _delta), position, state.pending, matrix)
+        return matrix
 
     @override
     def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:

@@ -48,10 +48,13 @@ std::vector<Span<DeltaState>> spans_of(const DeltaNet& w, const nb::sequence& sp
         const auto t = nb::cast<nb::tuple>(item);
         const auto history = state_of<Out<2>>(t, "history", op);
         const auto matrix = state_of<Out<3>>(t, "matrix", op);
+        const auto pending = state_of<Out<1>>(t, "pending", op);
         need(has_shape(history, {w.conv.taps - 1, w.conv.channels}) &&
-                 has_shape(matrix, {w.value_heads, w.key_dim, w.value_dim}),
+                 has_shape(matrix, {w.value_heads, w.key_dim, w.value_dim}) &&
+                 has_shape(pending, {static_cast<int>(pending_size(w))}),
              op, "a state does not have the layer's shape");
-        list.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]), {history.data(), matrix.data()}});
+        list.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]),
+                        {history.data(), matrix.data(), pending.data()}});
         need_span(list.back(), rows, op);
     }
     return list;
@@ -171,6 +174,14 @@ public:
         need(side(x, 1) == w.hidden && has_shape(out, {rows, w.hidden}), "delta_net", "shapes do not fit");
         const auto list = spans_of(w, spans, rows);
         run("delta_net", [&](Engine& e) { cpu::delta_net(e, w, x.data(), rows, list, out.data()); });
+    }
+
+    void settle(const HeldDelta& held, int position, const Out<1>& pending, const Out<3>& matrix) {
+        const DeltaNet& w = held.w;
+        need(position >= 0 && has_shape(pending, {static_cast<int>(pending_size(w))}) &&
+                 has_shape(matrix, {w.value_heads, w.key_dim, w.value_dim}),
+             "settle", "a state does not have the layer's shape");
+        run("settle", [&](Engine& e) { cpu::settle(e, w, position, pending.data(), matrix.data()); });
     }
 
     void sparse_attention(const HeldAttention& held, const Const<2>& x, const nb::sequence& spans, const Out<2>& out) {
@@ -365,6 +376,7 @@ void bind_engine(nb::module_& m) {
              arg().noconvert().none())
         .def("inject", &HeldEngine::inject, arg().noconvert(), arg().noconvert(), arg().noconvert())
         .def("delta_net", &HeldEngine::delta_net, arg(), arg().noconvert(), arg(), arg().noconvert())
+        .def("settle", &HeldEngine::settle, arg(), arg(), arg().noconvert(), arg().noconvert())
         .def("sparse_attention", &HeldEngine::sparse_attention, arg(), arg().noconvert(), arg(), arg().noconvert())
         .def("ple", &HeldEngine::ple, arg(), arg().noconvert(), arg().noconvert(), arg())
         .def("route", &HeldEngine::route, arg(), arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())

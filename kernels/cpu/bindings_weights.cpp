@@ -78,6 +78,7 @@ HeldDelta make_delta(nb::kwargs args) {
     for (int h = 0; h < w.value_heads; h++) w.rate.push_back(std::exp(a_log.data()[h]));
     w.dt_bias = use(held, nb::cast<Const<1>>(args["dt_bias"]), w.value_heads, op);
     w.norm = use(held, nb::cast<Const<1>>(args["norm"]), w.value_dim, op);
+    need(pending_size(w) > 0, op, "the heads are too large");
     return held;
 }
 
@@ -224,6 +225,7 @@ void bind_weights(nb::module_& m) {
     m.def("gated_residual", &make_residual, arg("norm"), arg("down"), arg("up"), arg("inject").none(), arg("streams"),
           arg("eps"));
     nb::class_<HeldDelta>(m, "DeltaNet");
+    m.attr("delta_chunk") = delta_chunk;
     m.def("delta_net", &make_delta);
     nb::class_<HeldAttention>(m, "SparseAttention");
     m.def("sparse_attention", &make_attention);

@@ -1,6 +1,20 @@
-// Gated DeltaNet, token by token.
+// Gated DeltaNet in chunks of positions. Within a chunk the state's matrix S stays as it was at the chunk's start, and
+// position t is computed from S and from the positions s < t of its chunk. With G the product of the decays since the
+// chunk's start, or since s:
+//
+//     u_t = beta_t (v_t - G_t S'k_t - sum over s < t of G_ts (k_s . k_t) u_s)
+//     y_t = G_t S'q_t + sum over s <= t of G_ts (k_s . q_t) u_s
+//
+// which is what S <- g S; S <- S + k (beta (v - S'k))'; y = S'q gives, position by position (Yang et al., "Gated Delta
+// Networks", the chunkwise form). The first position of the next chunk folds the chunk into the matrix:
+// S <- G S + sum over s of G_s k_s u_s'. So the matrix is read once for all rows of a chunk, and written once.
+//
+// Chunks begin at multiples of `delta_chunk`, wherever a call begins, and each sum runs from the chunk's start in the
+// order of positions: one row at a time or many, the bits are the same.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "ops.h"
 
@@ -17,95 +31,247 @@ Taps::Taps(const float* by_channel, int channel_count, int tap_count)
 namespace {
 
 constexpr float unit_eps = 1e-6F;  // the model's own, whatever the config says of its norms
+constexpr size_t chunk = delta_chunk;
 
-// The rows of one layer while they pass through it.
-struct Work {
-    float* channels;   // [R, C] as projected
-    float* convolved;  // [R, C]
-    float* gate;       // [R, Hv*dv]
-    float* a;          // [R, Hv]
-    float* b;          // [R, Hv]
-    float* mixed;      // [R, Hv*dv]
+struct Sizes {
+    size_t dk, dv, key_heads, heads, channels;
+    explicit Sizes(const DeltaNet& w)
+        : dk(static_cast<size_t>(w.key_dim)), dv(static_cast<size_t>(w.value_dim)),
+          key_heads(static_cast<size_t>(w.key_heads)), heads(static_cast<size_t>(w.value_heads)),
+          channels(2 * key_heads * dk + heads * dv) {}
+    size_t key_head(size_t head) const { return head / (heads / key_heads); }
+    // Parts of a state's pending numbers.
+    float* keys(float* pending, size_t key_head) const { return pending + key_head * chunk * dk; }
+    float* values(float* pending, size_t head) const { return keys(pending, key_heads) + head * chunk * dv; }
+    float* decays(float* pending, size_t head) const { return values(pending, heads) + head * chunk; }
+};
+
+// Rows [row, row + count) of a span lie in slots [first, first + count) of a chunk.
+struct Part {
+    int row, first, count;
+};
+
+template <typename F>
+void each_chunk(const Span<DeltaState>& span, F f) {
+    const int rows = span.stop - span.start;
+    for (Part part{0, 0, 0}; part.row < rows; part.row += part.count) {
+        part.first = (span.position + part.row) % delta_chunk;
+        part.count = std::min(delta_chunk - part.first, rows - part.row);
+        f(part);
+    }
+}
+
+// Folds the first `slots` positions of a chunk into the matrix of a head. `faded` holds [slots, dk].
+template <typename KeyAt>
+void fold(const Kernels& k, const Sizes& n, int slots, KeyAt key_at, const float* values, const float* decays,
+          float* faded, float* matrix) {
+    float fade = 1;
+    for (int s = slots - 1; s >= 0; s--) {
+        k.scale(key_at(s), fade, static_cast<int>(n.dk), faded + static_cast<size_t>(s) * n.dk);
+        fade *= decays[s];
+    }
+    k.add_product(matrix, static_cast<int>(n.dk), fade, {faded, 1, n.dk}, values, slots, static_cast<int>(n.dv), values);
+}
+
+// The rows of one layer on their way through it.
+class Rows {
+public:
+    Rows(Engine& engine, const DeltaNet& weights, int rows)
+        : e_(engine), w_(weights), n_(weights), rows_(static_cast<size_t>(rows)),
+          channels_(take(n_.channels)), convolved_(take(n_.channels)), gate_(take(n_.heads * n_.dv)),
+          a_(take(n_.heads)), b_(take(n_.heads)), mixed_(take(n_.heads * n_.dv)),
+          dots_(take(n_.key_heads * 2 * chunk)) {}
+
+    void run(const float* x, const std::vector<Span<DeltaState>>& spans, float* out);
+
+private:
+    float* take(size_t width) { return e_.scratch.take(rows_ * width); }
+    // Key and query of a row, one after the other.
+    float* pair(size_t key_head, size_t row) const { return channels_ + (key_head * rows_ + row) * 2 * n_.dk; }
+    // Dot products of a row's key, then of its query, with the keys of its chunk up to its own.
+    float* dots(size_t key_head, size_t row) const { return dots_ + (key_head * rows_ + row) * 2 * chunk; }
+
+    void convolve(const Span<DeltaState>& span, int first, int last) const;
+    void find_dots(const Span<DeltaState>& span, size_t key_head) const;
+    void run_head(const Span<DeltaState>& span, size_t head, float* scratch) const;
+    void run_row(size_t head, size_t row, size_t slot, float* values, float* decays, float* shares, float* recalled) const;
+    void keep_keys(const Span<DeltaState>& span) const;
+    size_t head_scratch() const { return (chunk * n_.dk + 2 * chunk * n_.dv + 2 * chunk + 15) / 16 * 16; }
+
+    Engine& e_;
+    const DeltaNet& w_;
+    const Sizes n_;
+    const size_t rows_;
+    float* const channels_;   // [R, C] as projected; after the convolution keys and queries, [Hk, R, 2, dk]
+    float* const convolved_;  // [R, C]
+    float* const gate_;       // [R, Hv*dv]
+    float* const a_;          // [R, Hv]
+    float* const b_;          // [R, Hv]
+    float* const mixed_;      // [R, Hv*dv]
+    float* const dots_;       // [Hk, R, 2, chunk]
 };
 
 // Causal convolution and silu of channels [first, last) of a sequence's rows; its history of them moves on.
-void convolve_channels(Engine& e, const DeltaNet& w, const Work& work, const Span<DeltaState>& span, int first, int last) {
-    const auto width = static_cast<size_t>(w.conv.channels);
-    const int past = w.conv.taps - 1, rows = span.stop - span.start, n = last - first;
+void Rows::convolve(const Span<DeltaState>& span, int first, int last) const {
+    const int past = w_.conv.taps - 1, rows = span.stop - span.start, n = last - first;
     float* history = span.state.history + first;
-    const float* now = work.channels + static_cast<size_t>(span.start) * width + first;
+    const float* now = channels_ + static_cast<size_t>(span.start) * n_.channels + first;
     // Row i of history and present joined.
     const auto joined = [&](int i) {
-        return i < past ? history + static_cast<size_t>(i) * width : now + static_cast<size_t>(i - past) * width;
+        return i < past ? history + static_cast<size_t>(i) * n_.channels : now + static_cast<size_t>(i - past) * n_.channels;
     };
     const float* inputs[max_taps];
     for (int r = 0; r < rows; r++) {
         for (int t = 0; t <= past; t++) inputs[t] = joined(r + t);
-        float* out = work.convolved + static_cast<size_t>(span.start + r) * width + first;
-        e.k.convolve(inputs, w.conv.weights.data() + first, width, w.conv.taps, n, out);
-        e.k.silu(out, 1.0F, n);
+        float* out = convolved_ + static_cast<size_t>(span.start + r) * n_.channels + first;
+        e_.k.convolve(inputs, w_.conv.weights.data() + first, n_.channels, w_.conv.taps, n, out);
+        e_.k.silu(out, 1.0F, n);
     }
     for (int i = 0; i < past; i++)  // upwards: what is read lies after what is written
-        std::memmove(history + static_cast<size_t>(i) * width, joined(i + rows), static_cast<size_t>(n) * 4);
+        std::memmove(history + static_cast<size_t>(i) * n_.channels, joined(i + rows), static_cast<size_t>(n) * 4);
 }
 
-// The recurrence of one value head over a sequence's rows.
-void run_head(Engine& e, const DeltaNet& w, const Work& work, const Span<DeltaState>& span, int head, float* scratch) {
-    const auto dk = static_cast<size_t>(w.key_dim), dv = static_cast<size_t>(w.value_dim);
-    const auto keys = static_cast<size_t>(w.key_heads) * dk, heads = static_cast<size_t>(w.value_heads);
-    const auto at = static_cast<size_t>(head);
-    const size_t key_head = at / (heads / static_cast<size_t>(w.key_heads));
-    const float rate = w.rate[at], shift = w.dt_bias[at];
-    const float query_scale = 1.0F / std::sqrt(static_cast<float>(w.key_dim));
-    float *q = scratch, *k = scratch + (dk + 15) / 16 * 16;
-    float* state = span.state.matrix + at * dk * dv;
-    for (int r = span.start; r < span.stop; r++) {
-        const auto row = static_cast<size_t>(r);
-        const float* c = work.convolved + row * static_cast<size_t>(w.conv.channels);
-        e.k.unit(c + key_head * dk, w.key_dim, unit_eps, query_scale, q);
-        e.k.unit(c + keys + key_head * dk, w.key_dim, unit_eps, 1.0F, k);
-        const float step = work.a[row * heads + at] + shift;
-        const float softplus = step > 20.0F ? step : std::log1p(std::exp(step));
-        const float decay = std::exp(-rate * softplus);
-        const float beta = 1.0F / (1.0F + std::exp(-work.b[row * heads + at]));
-        float* y = work.mixed + (row * heads + at) * dv;
-        e.k.delta_step(state, q, k, c + 2 * keys + at * dv, decay, beta, w.key_dim, w.value_dim, y);
-        e.k.rms_norm(y, w.norm, w.value_dim, w.eps, y);
-        const float* gate = work.gate + (row * heads + at) * dv;
-        if (w.sigmoid_gate) e.k.times_sigmoid(y, gate, w.value_dim);
-        else e.k.times_silu(y, gate, w.value_dim);
+// Normalises a head's keys and queries, and finds their dot products with the keys of their chunk.
+void Rows::find_dots(const Span<DeltaState>& span, size_t key_head) const {
+    const float query_scale = 1.0F / std::sqrt(static_cast<float>(w_.key_dim));
+    for (auto row = static_cast<size_t>(span.start); row < static_cast<size_t>(span.stop); row++) {
+        const float* query = convolved_ + row * n_.channels + key_head * n_.dk;
+        e_.k.unit(query + n_.key_heads * n_.dk, w_.key_dim, unit_eps, 1.0F, pair(key_head, row));
+        e_.k.unit(query, w_.key_dim, unit_eps, query_scale, pair(key_head, row) + n_.dk);
     }
+    const float* earlier = n_.keys(span.state.pending, key_head);
+    each_chunk(span, [&](Part part) {
+        const auto begin = static_cast<size_t>(span.start + part.row);
+        for (int i = 0; i < part.count; i++) {
+            const auto row = begin + static_cast<size_t>(i);
+            const float *key = pair(key_head, row), *query = key + n_.dk;
+            float *with_key = dots(key_head, row), *with_query = with_key + chunk;
+            e_.k.pair_dots(key, query, earlier, n_.dk, part.first, w_.key_dim, with_key, with_query);
+            e_.k.pair_dots(key, query, pair(key_head, begin), 2 * n_.dk, i + 1, w_.key_dim, with_key + part.first,
+                           with_query + part.first);
+        }
+    });
+}
+
+// One value head over a sequence's rows.
+void Rows::run_head(const Span<DeltaState>& span, size_t head, float* scratch) const {
+    const size_t key_head = n_.key_head(head);
+    float* matrix = span.state.matrix + head * n_.dk * n_.dv;
+    float *values = n_.values(span.state.pending, head), *decays = n_.decays(span.state.pending, head);
+    const float* earlier = n_.keys(span.state.pending, key_head);
+    float *faded = scratch, *recalled = faded + chunk * n_.dk, *shares = recalled + 2 * chunk * n_.dv;
+    each_chunk(span, [&](Part part) {
+        const auto begin = static_cast<size_t>(span.start + part.row);
+        if (part.first == 0 && span.position + part.row != 0)
+            fold(e_.k, n_, delta_chunk, [&](int slot) -> const float* {
+                const int row = part.row - delta_chunk + slot;  // before the span's first: an earlier call's
+                return row < 0 ? earlier + static_cast<size_t>(slot) * n_.dk
+                               : pair(key_head, static_cast<size_t>(span.start + row));
+            }, values, decays, faded, matrix);
+        const auto count = static_cast<size_t>(part.count);
+        std::memset(recalled, 0, count * 2 * n_.dv * sizeof(float));
+        const bool done = part.row + part.count == span.stop - span.start;  // what comes next is the next head
+        e_.k.add_product(recalled, 2 * part.count, 1.0F, {pair(key_head, begin), n_.dk, 1}, matrix, w_.key_dim,
+                         w_.value_dim, done ? matrix + n_.dk * n_.dv : matrix);
+        for (size_t i = 0; i < count; i++)
+            run_row(head, begin + i, static_cast<size_t>(part.first) + i, values, decays, shares,
+                    recalled + i * 2 * n_.dv);
+    });
+}
+
+// One row of a head. `recalled` [2, dv] is what its key and its query find in the matrix; `shares` holds [2, chunk].
+void Rows::run_row(size_t head, size_t row, size_t slot, float* values, float* decays, float* shares,
+                   float* recalled) const {
+    const float step = a_[row * n_.heads + head] + w_.dt_bias[head];
+    const float softplus = step > 20.0F ? step : std::log1p(std::exp(step));
+    const float beta = 1.0F / (1.0F + std::exp(-b_[row * n_.heads + head]));
+    decays[slot] = std::exp(-w_.rate[head] * softplus);
+
+    // Products of decays, never quotients: what has faded to nothing must not be divided by.
+    const float *with_key = dots(n_.key_head(head), row), *with_query = with_key + chunk;
+    float fade = decays[slot];
+    for (size_t s = slot; s-- > 0;) {
+        shares[s] = with_key[s] * fade;
+        shares[chunk + s] = with_query[s] * fade;
+        fade *= decays[s];
+    }
+    e_.k.add_product(recalled, 2, fade, {shares, chunk, 1}, values, static_cast<int>(slot), w_.value_dim,
+                     values + chunk * n_.dv);
+    const float* v = convolved_ + row * n_.channels + 2 * n_.key_heads * n_.dk + head * n_.dv;
+    float* found = recalled + n_.dv;
+    e_.k.correct(v, recalled, beta, with_query[slot], w_.value_dim, values + slot * n_.dv, found);
+
+    float* y = mixed_ + (row * n_.heads + head) * n_.dv;
+    const float* gate = gate_ + (row * n_.heads + head) * n_.dv;
+    e_.k.rms_norm(found, w_.norm, w_.value_dim, w_.eps, y);
+    if (w_.sigmoid_gate) e_.k.times_sigmoid(y, gate, w_.value_dim);
+    else e_.k.times_silu(y, gate, w_.value_dim);
+}
+
+// Keys of the rows in the last chunk, for the next call. Only now: until here heads may still fold those before them.
+void Rows::keep_keys(const Span<DeltaState>& span) const {
+    Part last{};
+    each_chunk(span, [&](Part part) { last = part; });
+    for (size_t h = 0; h < n_.key_heads; h++)
+        for (int i = 0; i < last.count; i++)
+            std::memcpy(n_.keys(span.state.pending, h) + static_cast<size_t>(last.first + i) * n_.dk,
+                        pair(h, static_cast<size_t>(span.start + last.row + i)), n_.dk * sizeof(float));
+}
+
+void Rows::run(const float* x, const std::vector<Span<DeltaState>>& spans, float* out) {
+    const auto hidden = static_cast<size_t>(w_.hidden), width = n_.heads * n_.dv;
+    const int rows = static_cast<int>(rows_);
+    Inputs in(e_, x, hidden, rows, w_.hidden);
+    const Product projections[] = {{&w_.qkv, &in, channels_, n_.channels}, {&w_.z, &in, gate_, width},
+                                   {&w_.a, &in, a_, n_.heads}, {&w_.b, &in, b_, n_.heads}};
+    multiply(e_, projections, 4, [&](Finished f) {
+        if (f.product != 0) return;
+        for (const auto& span : spans) convolve(span, f.first, f.last);
+    });
+
+    const Task keys{w_.key_heads, rows_ * n_.dk * chunk * 2, 0};
+    in_pieces(e_, &keys, 1, [&](int, int first, int last, int) {
+        for (int head = first; head < last; head++)
+            for (const auto& span : spans) find_dots(span, static_cast<size_t>(head));
+    });
+
+    const size_t each = head_scratch();
+    float* scratch = e_.scratch.take(each * static_cast<size_t>(e_.pool.threads()));
+    const Task heads{w_.value_heads, rows_ * n_.dk * n_.dv * 2, 0};
+    in_pieces(e_, &heads, 1, [&](int, int first, int last, int thread) {
+        for (int head = first; head < last; head++)
+            for (const auto& span : spans)
+                run_head(span, static_cast<size_t>(head), scratch + each * static_cast<size_t>(thread));
+    });
+    for (const auto& span : spans) keep_keys(span);
+
+    Inputs mixed(e_, mixed_, width, rows, static_cast<int>(width));
+    const Product output{&w_.out, &mixed, out, hidden};
+    multiply(e_, &output, 1);
 }
 
 }  // namespace
 
+int64_t pending_size(const DeltaNet& w) {
+    const int64_t each = static_cast<int64_t>(w.key_heads) * w.key_dim + static_cast<int64_t>(w.value_heads) * (w.value_dim + 1);
+    return each <= std::numeric_limits<int>::max() / delta_chunk ? each * delta_chunk : -1;
+}
+
 void delta_net(Engine& e, const DeltaNet& w, const float* x, int rows, const std::vector<Span<DeltaState>>& spans,
                float* out) {
-    const auto n = static_cast<size_t>(rows), width = static_cast<size_t>(w.conv.channels);
-    const auto heads = static_cast<size_t>(w.value_heads), values = heads * static_cast<size_t>(w.value_dim);
-    const Work work{e.scratch.take(n * width), e.scratch.take(n * width), e.scratch.take(n * values),
-                    e.scratch.take(n * heads), e.scratch.take(n * heads), e.scratch.take(n * values)};
+    Rows(e, w, rows).run(x, spans, out);
+}
 
-    Inputs in(e, x, static_cast<size_t>(w.hidden), rows, w.hidden);
-    const Product projections[] = {{&w.qkv, &in, work.channels, width}, {&w.z, &in, work.gate, values},
-                                   {&w.a, &in, work.a, heads}, {&w.b, &in, work.b, heads}};
-    multiply(e, projections, 4, [&](Finished f) {
-        if (f.product != 0) return;
-        for (const auto& span : spans) convolve_channels(e, w, work, span, f.first, f.last);
-    });
-
-    const size_t each = (static_cast<size_t>(w.key_dim) + 15) / 16 * 32;
-    float* scratch = e.scratch.take(each * static_cast<size_t>(e.pool.threads()));
-    const Task task{w.value_heads, n * static_cast<size_t>(w.key_dim) * static_cast<size_t>(w.value_dim) * 2, 0};
-    in_pieces(e, &task, 1, [&](int, int first, int last, int thread) {
-        for (int head = first; head < last; head++)
-            for (const auto& span : spans)
-                run_head(e, w, work, span, head, scratch + each * static_cast<size_t>(thread));
-    });
-
-    Inputs mixed(e, work.mixed, values, rows, static_cast<int>(values));
-    const Product output{&w.out, &mixed, out, static_cast<size_t>(w.hidden)};
-    multiply(e, &output, 1);
+void settle(Engine& e, const DeltaNet& w, int position, float* pending, float* matrix) {
+    if (position == 0) return;
+    const Sizes n(w);
+    const int slots = (position - 1) % delta_chunk + 1;
+    float* faded = e.scratch.take(chunk * n.dk);
+    for (size_t head = 0; head < n.heads; head++) {
+        const float* keys = n.keys(pending, n.key_head(head));
+        fold(e.k, n, slots, [&](int slot) { return keys + static_cast<size_t>(slot) * n.dk; }, n.values(pending, head),
+             n.decays(pending, head), faded, matrix + head * n.dk * n.dv);
+    }
 }
 
 }  // namespace cherenkov::cpu

@@ -13,6 +13,12 @@ struct Tokens {
     size_t stride;
 };
 
+// Factors of a product with rows: factor `i` of output row `r` lies at data + r * row + i * step.
+struct Factors {
+    const float* data;
+    size_t row, step;
+};
+
 // Attention of a group of query heads over a run of tokens, not yet divided by the sum of its exponentials.
 // `sum` and `top` hold one number per head; `out` is [heads, dim].
 struct Partial {
@@ -68,10 +74,15 @@ struct Kernels {
 
     // --- state ----------------------------------------------------------------------------------------------------
 
-    // One token of one head of the gated delta rule, on state [key_dim, value_dim]:
-    // S *= decay; S += k (beta (v - S'k))'; out = S'q
-    void (*delta_step)(float* state, const float* q, const float* k, const float* v, float decay, float beta,
-                       int key_dim, int value_dim, float* out);
+    // out[r, :] = keep * out[r, :] + sum over i in [0, count) of a(r, i) * b[i, :], in the order of i; out has `rows`
+    // rows of `cols` numbers, b has `count`. On the way as many numbers as b has are prefetched from `next`.
+    void (*add_product)(float* out, int rows, float keep, Factors a, const float* b, int count, int cols,
+                        const float* next);
+    // with_x[i] = x . others[i], with_y[i] = y . others[i] for `count` vectors of n numbers, `stride` apart.
+    void (*pair_dots)(const float* x, const float* y, const float* others, size_t stride, int count, int n,
+                      float* with_x, float* with_y);
+    // change = beta * (v - recalled); y += share * change
+    void (*correct)(const float* v, const float* recalled, float beta, float share, int n, float* change, float* y);
     // Half-split rotary embedding of the first 2 * half numbers of x.
     void (*rotate)(float* x, const float* cosines, const float* sines, int half);
     // scores[b] = sum over heads of relu(queries[h] . keys[b]) for blocks [first, last)

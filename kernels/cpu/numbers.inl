@@ -173,44 +173,105 @@ void combine(const float* const* each, const float* weights, int count, const fl
 
 // --- DeltaNet ---------------------------------------------------------------------------------------------------------
 
-// V vectors of value columns; `n` columns of the last one exist. The state is read twice: what the key recalls must be
-// known before it changes.
-template <int V>
-ALWAYS_INLINE void delta_columns(float* state, size_t stride, const float* q, const float* k, const float* v,
-                                 float decay, float beta, int keys, int n, float* out) {
+// R rows by V vectors of columns, of which `n` columns of the last exist; rows are `stride` apart. Each number is one
+// chain of additions, so it does not matter to its bits which tile it falls into.
+template <int R, int V, bool Fetch>
+ALWAYS_INLINE void product_tile(float* out, float keep, Factors a, const float* b, size_t stride, int count, int n,
+                                const float* next) {
     const auto width = [&](int j) { return j == V - 1 ? n : lanes; };
-    const Float keep = Isa::splat(decay);
-    Float change[V], y[V];
-    for (int j = 0; j < V; j++) change[j] = y[j] = Isa::zero();
-    for (int i = 0; i < keys; i++) {
-        const float* s = state + static_cast<size_t>(i) * stride;
-        const Float key = Isa::splat(k[i]);
-        for (int j = 0; j < V; j++) change[j] = Isa::fmadd(key, load(s + j * lanes, width(j)), change[j]);
-    }
-    for (int j = 0; j < V; j++) {
-        const Float recalled = Isa::mul(change[j], keep);
-        change[j] = Isa::mul(Isa::splat(beta), Isa::sub(load(v + j * lanes, width(j)), recalled));
-    }
-    for (int i = 0; i < keys; i++) {
-        float* s = state + static_cast<size_t>(i) * stride;
-        const Float key = Isa::splat(k[i]), query = Isa::splat(q[i]);
-        for (int j = 0; j < V; j++) {
-            const Float now = Isa::fmadd(key, change[j], Isa::mul(keep, load(s + j * lanes, width(j))));
-            store(s + j * lanes, now, width(j));
-            y[j] = Isa::fmadd(query, now, y[j]);
+    const auto at = [&](int r, int j) { return out + static_cast<size_t>(r) * stride + j * lanes; };
+    const Float kept = Isa::splat(keep);
+    Float sum[R][V];
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < V; j++) sum[r][j] = Isa::mul(kept, load(at(r, j), width(j)));
+    for (int i = 0; i < count; i++) {
+        Float row[V];
+        for (int j = 0; j < V; j++) row[j] = load(b + j * lanes, width(j));
+        if constexpr (Fetch) {
+            for (int j = 0; j < V * lanes; j += 16) Isa::prefetch(next + j);
+            next += V * lanes;
         }
+        for (int r = 0; r < R; r++) {
+            const Float factor = Isa::splat(a.data[static_cast<size_t>(r) * a.row]);
+            for (int j = 0; j < V; j++) sum[r][j] = Isa::fmadd(factor, row[j], sum[r][j]);
+        }
+        a.data += a.step;
+        b += stride;
     }
-    for (int j = 0; j < V; j++) store(out + j * lanes, y[j], width(j));
+    for (int r = 0; r < R; r++)
+        for (int j = 0; j < V; j++) store(at(r, j), sum[r][j], width(j));
 }
 
-void delta_step(float* state, const float* q, const float* k, const float* v, float decay, float beta, int key_dim,
-                int value_dim, float* out) {
-    const auto stride = static_cast<size_t>(value_dim);
-    int c = 0;
-    for (; c + 4 * lanes <= value_dim; c += 4 * lanes)
-        delta_columns<4>(state + c, stride, q, k, v + c, decay, beta, key_dim, lanes, out + c);
-    sweep(value_dim - c, [&](int j, int n) {
-        delta_columns<1>(state + c + j, stride, q, k, v + c + j, decay, beta, key_dim, n, out + c + j);
+// V vectors of columns of all rows: R at a time, then two, then one. The first rows to read b fetch what comes next.
+template <int R, int V>
+ALWAYS_INLINE void product_strip(float* out, int rows, float keep, Factors a, const float* b, size_t stride, int count,
+                                 int n, const float* next) {
+    int r = 0;
+    const auto take = [&]<int N>() {
+        for (; r + N <= rows; r += N) {
+            const Factors here{a.data + static_cast<size_t>(r) * a.row, a.row, a.step};
+            float* to = out + static_cast<size_t>(r) * stride;
+            if (r == 0) product_tile<N, V, true>(to, keep, here, b, stride, count, n, next);
+            else product_tile<N, V, false>(to, keep, here, b, stride, count, n, next);
+        }
+    };
+    if constexpr (R > 2) take.template operator()<R>();
+    take.template operator()<2>();
+    take.template operator()<1>();
+}
+
+void add_product(float* out, int rows, float keep, Factors a, const float* b, int count, int cols, const float* next) {
+    const auto stride = static_cast<size_t>(cols);
+    const auto by_strips = [&]<int R, int V>() {  // as many sums as registers hold
+        int c = 0;
+        const auto strip = [&]<int W>(int at, int n) {
+            product_strip<R, W>(out + at, rows, keep, a, b + at, stride, count, n, next);
+            next += static_cast<size_t>(count) * W * lanes;
+        };
+        for (; c + V * lanes <= cols; c += V * lanes) strip.template operator()<V>(c, lanes);
+        sweep(cols - c, [&](int j, int n) { strip.template operator()<1>(c + j, n); });
+    };
+    if (rows <= 2) by_strips.template operator()<2, 4>();
+    else by_strips.template operator()<6, 2>();
+}
+
+// Dot products of two vectors with each of K others, in the order of dots().
+template <int K>
+ALWAYS_INLINE void pair_dots_of(const float* x, const float* y, const float* others, size_t stride, int n,
+                                float* with_x, float* with_y) {
+    Float a[K], b[K];
+    for (int k = 0; k < K; k++) a[k] = b[k] = Isa::zero();
+    sweep(n, [&](int i, int m) {
+        const Float u = load(x + i, m), v = load(y + i, m);
+        for (int k = 0; k < K; k++) {
+            const Float w = load(others + static_cast<size_t>(k) * stride + i, m);
+            a[k] = Isa::fmadd(u, w, a[k]);
+            b[k] = Isa::fmadd(v, w, b[k]);
+        }
+    });
+    if constexpr (K == 4) {
+        Isa::store_sums(with_x, a[0], a[1], a[2], a[3]);
+        Isa::store_sums(with_y, b[0], b[1], b[2], b[3]);
+    } else {
+        for (int k = 0; k < K; k++) with_x[k] = Isa::sum(a[k]), with_y[k] = Isa::sum(b[k]);
+    }
+}
+
+void pair_dots(const float* x, const float* y, const float* others, size_t stride, int count, int n, float* with_x,
+               float* with_y) {
+    int k = 0;
+    for (; k + 4 <= count; k += 4)
+        pair_dots_of<4>(x, y, others + static_cast<size_t>(k) * stride, stride, n, with_x + k, with_y + k);
+    for (; k < count; k++)
+        pair_dots_of<1>(x, y, others + static_cast<size_t>(k) * stride, stride, n, with_x + k, with_y + k);
+}
+
+void correct(const float* v, const float* recalled, float beta, float share, int n, float* change, float* y) {
+    const Float strength = Isa::splat(beta), part = Isa::splat(share);
+    sweep(n, [&](int i, int m) {
+        const Float u = Isa::mul(strength, Isa::sub(load(v + i, m), load(recalled + i, m)));
+        store(change + i, u, m);
+        store(y + i, Isa::fmadd(part, u, load(y + i, m)), m);
     });
 }
 
@@ -305,5 +366,5 @@ constexpr uint8_t precisions_offered() {
 constexpr Kernels make_kernels(const char* name, Precision preferred) {
     return {name, preferred, precisions_offered(), packed_bytes, pack, multiply, rms_norm, unit, dot, add_scaled, add,
             scale, silu_scaled, silu_times, times_sigmoid, times_silu, mix_streams, convolve, softmax, argmax, combine,
-            delta_step, rotate, block_scores, attend, merge};
+            add_product, pair_dots, correct, rotate, block_scores, attend, merge};
 }

@@ -43,9 +43,15 @@ void read_residual(Engine&, const GatedResidual&, const float* wide, int rows, f
 // wide += gain x block, in place.
 void inject(Engine&, float* wide, const float* block, const float* gain, int rows, int streams, int hidden);
 
+constexpr int delta_chunk = 16;  // positions between two folds of a state's matrix
+
+// The matrix is that of the last fold, which the first position of a chunk brings: until then it is as of the chunk
+// before. What the positions since did lies in `pending`: normalised keys [Hk, chunk, dk], changes of values
+// [Hv, chunk, dv] and decays [Hv, chunk], each position in slot position % chunk.
 struct DeltaState {
     float* history;  // [taps - 1, C]
     float* matrix;   // [Hv, dk, dv]
+    float* pending;  // [pending_size()]
 };
 struct DeltaNet {
     Weights qkv, z, a, b, out;
@@ -57,8 +63,12 @@ struct DeltaNet {
     bool sigmoid_gate;
     float eps;
 };
-// Three regions: projections with the convolution, heads, output.
+// Numbers in the pending part of a state, or -1 if they are more than an int counts.
+int64_t pending_size(const DeltaNet&);
+// Four regions: projections with the convolution, keys, heads, output.
 void delta_net(Engine&, const DeltaNet&, const float* x, int rows, const std::vector<Span<DeltaState>>&, float* out);
+// Folds what is pending at `position` into `matrix`, which may be the state's or a copy. Position 0 has nothing pending.
+void settle(Engine&, const DeltaNet&, int position, float* pending, float* matrix);
 
 struct AttentionState {
     float* keys;        // [T, Hkv, d]

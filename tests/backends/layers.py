@@ -10,7 +10,6 @@ import numpy as np
 from cherenkov.backends.base import (
     AttentionState,
     DeltaNet,
-    DeltaState,
     DraftFuse,
     Embedding,
     GatedResidual,
@@ -164,12 +163,7 @@ class Layers:
         )
 
     def delta_state(self):
-        g = self.g
-        channels = 2 * g.key_heads * g.key_dim + g.value_heads * g.value_dim
-        return DeltaState(
-            self.ops.zeros((3, channels)),
-            self.ops.zeros((g.value_heads, g.key_dim, g.value_dim)),
-        )
+        return self.ops.delta_state(self.delta())
 
     def attention(self, *, biased=False):
         g = self.g

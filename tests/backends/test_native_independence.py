@@ -60,7 +60,8 @@ class Sequence:
 
     def memory(self):
         delta, attention, ple = self.states
-        return [delta.history, delta.matrix, attention.keys, attention.block_keys, ple.history]
+        matrix = self.ops.settled(self.delta, delta, ROWS)
+        return [delta.history, matrix, attention.keys, attention.block_keys, ple.history]
 
 
 @pytest.mark.parametrize("geometry", [SMALL, WIDE], ids=["small", "wide"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from cherenkov.architectures import Network, family_of
+from cherenkov.architectures import family_of
 from cherenkov.backends import create
 from cherenkov.backends.base import AttentionState, Backend, DeltaState, Options
 from cherenkov.experts.reader import RecordReader
@@ -51,7 +51,7 @@ class Engine:
         reader = RecordReader(opened.experts_path, layout.stride_bytes, section.experts, None)
         pool = self.ops.pool(layout, slots or opened.records)
         self.experts = ExpertStore(pool, reader, section.layers, section.experts)
-        self.network: Network[Any] = family_of(opened.config).build(opened, self.ops, self.experts)
+        self.network: Any = family_of(opened.config).build(opened, self.ops, self.experts)
 
     def run(self, ids: Sequence[int], chunks: Sequence[int] = ()) -> Run:
         """A prompt, whole or cut into chunks of the given lengths, from an empty state."""
@@ -149,7 +149,9 @@ class Engine:
         found: dict[str, Any] = {}
         for index, layer in enumerate(state.layers):
             if isinstance(layer, DeltaState):
-                found |= {f"{index}/matrix": layer.matrix, f"{index}/history": layer.history}
+                mixer = self.network.weights.layers[index].mixer
+                matrix = self.ops.settled(mixer, layer, state.position)
+                found |= {f"{index}/matrix": matrix, f"{index}/history": layer.history}
             else:
                 found |= self._cached(f"{index}/", layer)
         found |= {f"{index}/ple": ple.history for index, ple in state.ple.items()}

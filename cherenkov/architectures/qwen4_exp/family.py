@@ -42,6 +42,9 @@ class _Qwen4ExpFamily:
             stop_ids=c.eos,
             top_k=c.top_k,
             fixed_state_bytes=_FLOAT * (delta * history + ple),
+            delta_position_bytes=_FLOAT
+            * delta
+            * (c.key_heads * c.key_dim + c.value_heads * (c.value_dim + 1)),
             token_state_elements=attention
             * (2 * c.kv_heads * c.head_dim + c.index_dim * (1 + 1 / c.block)),
             row_scratch_bytes=_row_scratch(c),
@@ -90,7 +93,8 @@ def _tables(store: PackedStore, config: Config) -> dict[int, RowTable]:
 
 def _row_scratch(c: Config) -> int:
     """Float32 numbers for a row that live at once, generously: residuals, the widest operation, and the experts' outputs."""
-    mixer = max(c.channels + 2 * c.value_heads * c.value_dim, 4 * c.heads * c.head_dim)
+    delta = 2 * c.channels + 2 * c.value_heads * c.value_dim + 64 * c.key_heads
+    mixer = max(delta, 4 * c.heads * c.head_dim)
     within = max(mixer, 3 * c.top_k * c.inter + c.experts)
     return _FLOAT * (4 * c.wide + within + (c.top_k + 3) * c.hidden)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from cherenkov.backends.base import AttentionState, Backend, DeltaNet, DeltaState, PleState
+from cherenkov.backends.base import AttentionState, Backend, DeltaNet, PleState
 from cherenkov.state import Rows, State
 
 if TYPE_CHECKING:
@@ -104,11 +104,13 @@ class Qwen4Exp(Generic[M, A]):
 
     def new_state(self, context_tokens: int) -> State[A]:
         """An empty sequence that can grow to `context_tokens`."""
-        c, layers = self.config, range(self.config.layers)
+        c = self.config
         return State(
             layers=tuple(
-                self._attention_state(context_tokens) if c.attention[i] else self._delta_state()
-                for i in layers
+                self.ops.delta_state(layer.mixer)
+                if isinstance(layer.mixer, DeltaNet)
+                else self._attention_state(context_tokens)
+                for layer in self.weights.layers
             ),
             ple={
                 i: PleState(self.ops.zeros(((c.ple_taps - 1) * c.ngram, c.wide)))
@@ -142,13 +144,6 @@ class Qwen4Exp(Generic[M, A]):
         choice = self.ops.choose(layer.moe_read, layer.router, wide)  # the host sees the ids
         with self.experts.acquire(layer.index, choice.ids) as lease:  # finds and pins what is here
             return self.ops.mixture(layer.shared, wide, choice, lease)  # then the rest as it lands
-
-    def _delta_state(self) -> DeltaState[A]:
-        c = self.config
-        return DeltaState(
-            history=self.ops.zeros((c.taps - 1, c.channels)),
-            matrix=self.ops.zeros((c.value_heads, c.key_dim, c.value_dim)),
-        )
 
     def _attention_state(self, tokens: int) -> AttentionState[A]:
         c = self.config
