@@ -380,10 +380,9 @@ class Backend(ABC, Generic[M, A]):
             pending=self.zeros((pending,)) if pending else None,
         )
 
+    @abstractmethod
     def settled(self, w: DeltaNet[M, A], state: DeltaState[A], position: int) -> A:
         """The recurrent matrix `[Hv, dk, dv]` as of `position`, the next token's. A copy; the state stays as it is."""
-        assert state.pending is None, f"{self.name} keeps positions pending that it cannot settle"
-        return self.copy(state.matrix)
 
     @abstractmethod
     def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:

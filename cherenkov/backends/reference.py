@@ -81,6 +81,12 @@ class Reference(Backend[Matrix, Floats]):
         return array.copy()
 
     @override
+    def settled(
+        self, w: DeltaNet[Matrix, Floats], state: DeltaState[Floats], position: int
+    ) -> Floats:
+        return state.matrix.copy()
+
+    @override
     def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:
         return ExpertPool(layout, np.zeros((slots, layout.stride_bytes), dtype=np.uint8))
 

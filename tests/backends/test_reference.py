@@ -359,7 +359,7 @@ def ple_case(draw):
 def same_state(one, two, tolerance=2e-5):
     for name in one.__dataclass_fields__:
         a, b = getattr(one, name), getattr(two, name)
-        if isinstance(a, int):
+        if isinstance(a, int) or a is None:
             assert a == b
         else:
             close(a, b, tolerance)
