@@ -196,7 +196,8 @@ class DeltaState(Generic[A]):
 
     A backend that works in chunks of `Backend.delta_chunk` positions folds a chunk into `matrix` when the next one
     begins. Until then `pending` holds what its positions did, in an order of the backend's choice:
-    `delta_chunk * (Hk*dk + Hv*(dv+1))` numbers. `Backend.settled` gives the matrix as of now.
+    `delta_chunk * (Hk*dk + Hv*(dv+1))` numbers, of which the span's position says how many count. `Backend.settled`
+    gives the matrix as of now.
     """
 
     history: A
