@@ -365,6 +365,9 @@ def same_state(one, two, tolerance=2e-5):
             close(a, b, tolerance)
 
 
+# DeltaNet ends in a norm, which enlarges the rounding of a head whose output is nearly zero. Over a thousand seeds: 4e-4.
+OUTPUT_TOLERANCE = {delta_case: 1e-3}
+
 cases = pytest.mark.parametrize("case", [delta_case, attention_case, ple_case])
 
 
@@ -378,7 +381,8 @@ def test_chunks_equal_the_whole(case, cuts, seed):
     edges = [0, *sorted(cuts), 17]
     expected = run(x, [Span(0, 17, 0, whole)])
     for start, stop in itertools.pairwise(edges):
-        close(run(x[start:stop], [Span(0, stop - start, start, parts)]), expected[start:stop])
+        found = run(x[start:stop], [Span(0, stop - start, start, parts)])
+        close(found, expected[start:stop], OUTPUT_TOLERANCE.get(case, 2e-5))
     same_state(parts, whole)
 
 
