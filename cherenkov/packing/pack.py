@@ -141,7 +141,12 @@ class _Job:
     def run(self, threads: int, quantise: Quantiser) -> None:
         """Do what is left to do, or leave nothing behind. The caller holds the lock."""
         if self.space.finished():
-            self.on_event(Note(f"{self.space.target} is already prepared"))
+            self.on_event(
+                Note(
+                    f"{self.space.target} is already prepared: its small files and all lengths were checked just now, "
+                    f"the weights were not (cherenkov verify {self.space.target})"
+                )
+            )
             return
         self._check_space()
         try:

@@ -21,7 +21,7 @@ objects=
 for source in "$root"/kernels/cpu/*.cpp; do
     name=$(basename "$source" .cpp)
     case $name in
-        bindings | isa_avx*) continue ;;
+        bindings* | isa_avx*) continue ;;
     esac
     "$compiler" -std=c++20 -O3 -ffp-contract=off -fPIC -Wall -Wextra -Werror -c "$source" -o "$work/$name.o"
     objects="$objects $work/$name.o"
