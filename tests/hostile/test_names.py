@@ -95,6 +95,49 @@ def test_a_fingerprint_that_fails_names_the_file(tmp_path):
         fingerprint(folder)
 
 
+# --- places where we may not look
+
+
+def _open_store(folder, tmp_path):
+    return PackedStore.open(folder).file("tokenizer.json")
+
+
+def _open_text(folder, tmp_path):
+    ChatTemplate.open(folder, Controls()).close()
+    return Tokenizer.open(folder)
+
+
+def _prepare(folder, tmp_path):
+    return prepare(folder, tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("open_it", "name"),
+    [
+        *[(_prepare, n) for n in ("config.json", "model.safetensors", "mtp.safetensors")],
+        *[(_prepare, n) for n in ("model.safetensors.index.json", "tokenizer.json")],
+        *[(_open_store, n) for n in ("integrity.json", "config.json", "tokenizer.json")],
+        *[(_open_text, n) for n in ("generation_config.json", "config.json")],
+        *[(_open_text, n) for n in ("chat_template.jinja", "tokenizer_config.json")],
+    ],
+)
+def test_a_file_that_we_may_not_look_at(
+    demo_folder, glow_store, tmp_path, monkeypatch, open_it, name
+):
+    """Not to be taken for one that is not there, and no failure of Python's own."""
+    stat = Path.stat
+
+    def refuse(path, **options):
+        if path.name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(DiskError, match=f"{name}: cannot read: Permission denied"):
+        open_it(glow_store if open_it is _open_store else demo_folder, tmp_path)
+    assert not (tmp_path / "store").exists()
+
+
 # --- links that lead out of a model
 
 
