@@ -115,7 +115,7 @@ def _prepare(folder, tmp_path):
     ("open_it", "name"),
     [
         *[(_prepare, n) for n in ("config.json", "model.safetensors", "mtp.safetensors")],
-        *[(_prepare, n) for n in ("model.safetensors.index.json", "tokenizer.json")],
+        *[(_prepare, n) for n in ("model.safetensors.index.json", "LICENSE")],
         *[(_open_store, n) for n in ("integrity.json", "config.json", "tokenizer.json")],
         *[(_open_text, n) for n in ("generation_config.json", "config.json")],
         *[(_open_text, n) for n in ("chat_template.jinja", "tokenizer_config.json")],
