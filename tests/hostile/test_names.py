@@ -102,6 +102,10 @@ def _open_store(folder, tmp_path):
     return PackedStore.open(folder).file("tokenizer.json")
 
 
+def _locate(folder, tmp_path):
+    return locate(folder)
+
+
 def _open_text(folder, tmp_path):
     ChatTemplate.open(folder, Controls()).close()
     return Tokenizer.open(folder)
@@ -116,7 +120,9 @@ def _prepare(folder, tmp_path):
     [
         *[(_prepare, n) for n in ("config.json", "model.safetensors", "mtp.safetensors")],
         *[(_prepare, n) for n in ("model.safetensors.index.json", "LICENSE")],
-        *[(_open_store, n) for n in ("integrity.json", "config.json", "tokenizer.json")],
+        *[(_open_store, n) for n in ("manifest.json", "integrity.json")],
+        *[(_open_store, n) for n in ("config.json", "tokenizer.json")],
+        *[(_locate, n) for n in ("manifest.json", "config.json")],
         *[(_open_text, n) for n in ("generation_config.json", "config.json")],
         *[(_open_text, n) for n in ("chat_template.jinja", "tokenizer_config.json")],
     ],
