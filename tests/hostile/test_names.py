@@ -200,17 +200,27 @@ def test_doctor_where_we_may_not_look(monkeypatch, tmp_path):
     assert any("cannot be written to" in problem for problem in found.problems)
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors are seen in /proc")
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_do_not_give_their_place_to_files(glow_store, closed):
-    """Descriptors 0 to 2 would go to the next files opened, which prints would then overwrite."""
-    before = {p.name: p.read_bytes() for p in glow_store.iterdir() if p.stat().st_size < 1 << 20}
-    code = "from cherenkov_cli.entry import main; main()"
-    line = f'exec "$0" -c "$1" run "$2" Hi --max-tokens 2 {closed}'
-    command = ["sh", "-c", line, sys.executable, code, str(glow_store)]
+def test_closed_streams_do_not_give_their_place_to_files(tmp_path, closed):
+    """Descriptors 0 to 2 would go to the next files opened, and what is printed by others would land there."""
+    code = """
+import os, pathlib, sys
+from cherenkov_cli.main import run
+code = run(["paths"])
+links = [os.readlink(f"/proc/self/fd/{i}") for i in range(3)]
+pathlib.Path(sys.argv[1]).write_text(f"{code} {links}")
+"""
+    line = f'exec "$0" -c "$1" "$2" {closed}'
+    command = ["sh", "-c", line, sys.executable, code, str(tmp_path / "seen")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
-    assert before == {name: (glow_store / name).read_bytes() for name in before}
+    code, links = (tmp_path / "seen").read_text().split(" ", 1)
+    assert code == "0"
+    for stream, redirection in enumerate(("<&-", ">&-", "2>&-")):
+        if redirection in closed.split():
+            assert json.loads(links.replace("'", '"'))[stream] == "/dev/null"
 
 
 def test_no_memory_is_one_line(monkeypatch, capsys):

@@ -135,6 +135,16 @@ def test_inspect(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == FOUND
 
 
+def test_inspect_keeps_names_from_driving_the_terminal(monkeypatch, capsys):
+    notes = {**FOUND["source"], "notes": ["unknown tensor 'a\n\x1b[2Jb'"]}
+    found = {**FOUND, "path": "x\n\x1b[2Jy", "source": notes}
+    monkeypatch.setattr(inspection, "inspect", lambda path, **_: found)
+    assert run(["inspect", "x"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "note: unknown tensor 'a [2Jb'" in out.splitlines()
+
+
 def test_paths(capsys):
     assert run(["paths"]) == 0
     lines = capsys.readouterr().out.splitlines()
