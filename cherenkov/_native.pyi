@@ -9,6 +9,7 @@ Ids: TypeAlias = NDArray[np.int32]
 Spans: TypeAlias = Sequence[tuple[int, int, int, Any]]
 
 def isas() -> list[str]: ...
+def read_bandwidth(threads: int) -> float: ...
 
 class Matrix:
     def __init__(

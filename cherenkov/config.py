@@ -33,11 +33,11 @@ class Settings(BaseModel):
     """Where prepared models are kept."""
     backend: str = "auto"
     """Compute backend, by name, or `auto` for the fastest that works here."""
-    isa: str = ""
+    isa: Literal["", "avx512_bf16", "avx512_vnni", "avx2", "portable"] = ""
     """Instruction set of the native backend; empty for the best that the CPU has."""
-    threads: int = Field(default=0, ge=0, le=4096)
+    threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads; 0 for one a core."""
-    precision: str = ""
+    precision: Literal["", "float32", "bf16", "int16", "int8"] = ""
     """Precision of activations inside matrix products; empty for the backend's choice."""
     context_tokens: int | None = Field(default=None, ge=1)
     """Longest sequence; None for the model's or the library's default."""
@@ -63,7 +63,7 @@ class Settings(BaseModel):
         except (ValueError, OverflowError):
             size = 0.0
         if isinstance(value, bool) or not 0 < size < 1e9:
-            raise ValueError('must be "adaptive", "max" or a positive size in GB')
+            raise ValueError('must be "adaptive", "max", or a number of GB alone, such as 0.5')
         return size
 
     @field_validator("data_dir", mode="after")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import cherenkov
 from cherenkov.errors import CherenkovError
+from cherenkov.processors import processors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +52,7 @@ class Diagnosis:
     memory: dict[str, Any] = field(default_factory=dict)
     backends: list[dict[str, Any]] = field(default_factory=list)
     chosen_backend: str | None = None
+    native: dict[str, Any] = field(default_factory=dict)
     settings: list[dict[str, Any]] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     partials: list[Partial] = field(default_factory=list)
@@ -68,23 +70,22 @@ def diagnose() -> Diagnosis:
         python=f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})",
         platform=platform.platform(),
         machine=platform.machine(),
-        cores=_cores(),
+        cores=processors(),
         packages={name: _version(name) for name in _PACKAGES},
     )
-    for look in (_look_at_memory, _look_at_settings, _look_at_backends, _look_at_data):
+    for look in (
+        _look_at_memory,
+        _look_at_settings,
+        _look_at_backends,
+        _look_at_native,
+        _look_at_data,
+    ):
         try:
             look(found)
         except CherenkovError as error:
             if str(error) not in found.problems:
                 found.problems.append(str(error))
     return found
-
-
-def _cores() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _version(package: str) -> str | None:
@@ -120,6 +121,25 @@ def _look_at_backends(found: Diagnosis) -> None:
     chosen = create(settings.backend, options)
     name, detail = chosen.name, _detail(chosen)
     found.chosen_backend = f"{name} ({detail})" if detail else name
+
+
+def _look_at_native(found: Diagnosis) -> None:
+    """What the CPU kernels could use, and how fast memory feeds them: decoding is bounded by that."""
+    from cherenkov.backends.native import instruction_sets, read_bandwidth, unavailable
+    from cherenkov.config import load_settings
+
+    found.native = {
+        "instruction_sets": list(instruction_sets()),
+        "threads": load_settings().threads or processors(),
+        "read_bandwidth_bytes_s": None,
+        "not_measured": unavailable(),
+    }
+    if found.native["not_measured"]:
+        return
+    try:
+        found.native["read_bandwidth_bytes_s"] = read_bandwidth(found.native["threads"])
+    except CherenkovError as error:
+        found.native["not_measured"] = str(error)
 
 
 def _detail(backend: Backend[Any, Any]) -> str:

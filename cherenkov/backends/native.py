@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -52,6 +51,7 @@ from cherenkov.backends.base import (
     SparseAttention,
 )
 from cherenkov.errors import BackendError, CapacityError
+from cherenkov.processors import processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,7 +68,7 @@ except ImportError as error:
 else:
     _missing = ""
 
-__all__ = ["Matrix", "Native", "instruction_sets", "unavailable"]
+__all__ = ["Matrix", "Native", "instruction_sets", "read_bandwidth", "unavailable"]
 
 T = TypeVar("T")
 
@@ -83,6 +83,21 @@ def unavailable() -> str:
 def instruction_sets() -> tuple[str, ...]:
     """What this machine and build can run, fastest first."""
     return () if _missing else tuple(_native.isas())
+
+
+def read_bandwidth(threads: int = 0) -> float:
+    """Bytes a second that `threads` (0: one a processor) read from memory together, measured in a quarter of a second.
+
+    Raises:
+        BackendError: if the kernels are not built.
+        CapacityError: if there is no memory to read.
+    """
+    if _missing:
+        raise BackendError("native", "measure", unavailable())
+    try:
+        return _native.read_bandwidth(threads or processors())
+    except MemoryError:
+        raise CapacityError("cannot reserve 256 MiB to measure the memory with") from None
 
 
 class Matrix:
@@ -138,7 +153,7 @@ class Native(Backend[Matrix, Floats]):
                 self.name, "start", f"no {options.isa!r} kernels here; there are {known}"
             )
         self._engine = _native.Engine(
-            options.isa, options.precision, options.threads or _processors()
+            options.isa, options.precision, options.threads or processors()
         )
         self._asked = options.precision
         # Operations describe their weights to the kernels once. Keyed by identity; the values keep the keys alive.
@@ -464,13 +479,6 @@ def _fuse(w: DraftFuse[Matrix, Floats]) -> _native.DraftFuse:
 
 def _head(w: Head[Matrix, Floats]) -> _native.Head:
     return _native.head(_residual(w.mixer), w.matrix.placed)
-
-
-def _processors() -> int:
-    """How many processors this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _huge_pages(size_bytes: int) -> NDArray[np.uint8]:

@@ -25,10 +25,11 @@ from cherenkov.packing.convert import Converter, OutputFile, Quantiser
 from cherenkov.packing.durable import FolderLock, flush, require_space, write_file
 from cherenkov.packing.integrity import Integrity, NgramBlocks, checksum
 from cherenkov.packing.journal import Journal
-from cherenkov.packing.parallel import cores, in_parallel
+from cherenkov.packing.parallel import in_parallel
 from cherenkov.packing.plan import Plan, make_plan, ngram_block_rows
 from cherenkov.packing.store import DENSE, EXPERTS, MANIFEST
 from cherenkov.packing.workspace import Workspace, parents
+from cherenkov.processors import processors
 from cherenkov.units import GB, MIB, format_bytes
 from cherenkov.version import __version__
 
@@ -101,7 +102,7 @@ def pack(  # noqa: PLR0913 - options, each by its name
     space = Workspace(target, key)
     job = _Job(checkpoint, plan, space, on_event, at_risk_bytes)
     with parents(space.target), FolderLock(space.lock, space.target, wait=wait_for_other):
-        job.run(threads or cores(), quantise)
+        job.run(threads or processors(), quantise)
     return space.target
 
 
@@ -140,7 +141,12 @@ class _Job:
     def run(self, threads: int, quantise: Quantiser) -> None:
         """Do what is left to do, or leave nothing behind. The caller holds the lock."""
         if self.space.finished():
-            self.on_event(Note(f"{self.space.target} is already prepared"))
+            self.on_event(
+                Note(
+                    f"{self.space.target} is already prepared: its small files and all lengths were checked just now, "
+                    f"the weights were not (cherenkov verify {self.space.target})"
+                )
+            )
             return
         self._check_space()
         try:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import os
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["cores", "in_parallel"]
+__all__ = ["in_parallel"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def in_parallel(threads: int, items: Iterable[T], work: Callable[[T], R]) -> Iterator[tuple[T, R]]:

@@ -15,8 +15,9 @@ from cherenkov.checkpoint.shards import vetted
 from cherenkov.errors import CorruptModel, DiskError
 from cherenkov.events import Listener, Progress, ignore
 from cherenkov.packing.integrity import checksum
-from cherenkov.packing.parallel import cores, in_parallel
+from cherenkov.packing.parallel import in_parallel
 from cherenkov.packing.store import PackedStore
+from cherenkov.processors import processors
 from cherenkov.units import MIB
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def verify(path: str | os.PathLike[str], on_event: Listener = ignore) -> Report:
     problems = list(_small_files(store, store.integrity))
     total, done = sum(s.nbytes for s in stretches), 0
     begin = last = time.monotonic()
-    for stretch, problem in in_parallel(min(cores(), _THREADS), stretches, _compare):
+    for stretch, problem in in_parallel(min(processors(), _THREADS), stretches, _compare):
         if problem is not None:
             problems.append(problem)
         done += stretch.nbytes

@@ -49,7 +49,7 @@ class Workspace:
         return self.working / JOURNAL
 
     def finished(self) -> bool:
-        """Whether the target is already the store that is asked for.
+        """Whether the target is already the store that is asked for, as far as opening it tells.
 
         Raises:
             ConfigError: if it is anything else but absent or an empty folder.
@@ -59,7 +59,12 @@ class Workspace:
         if not self.target.is_dir():
             raise ConfigError("output", str(self.target), "exists and is no folder")
         if (self.target / MANIFEST).exists():
-            if self._holds_ours(self.target):
+            try:
+                store = PackedStore.open(self.target)
+            except CherenkovError as error:
+                reason = f"holds a store that cannot be used ({error}); remove it first"
+                raise ConfigError("output", str(self.target), reason) from None
+            if self._is_ours(store):
                 return True
             raise ConfigError(
                 "output", str(self.target), "already holds another store; remove it first"
@@ -128,10 +133,12 @@ class Workspace:
 
     def _holds_ours(self, folder: Path) -> bool:
         try:
-            integrity = PackedStore.open(folder).integrity
+            return self._is_ours(PackedStore.open(folder))
         except CherenkovError:
             return False  # damaged or foreign: either way it is not the store that is asked for
-        return integrity is not None and integrity.options == dict(self.key)
+
+    def _is_ours(self, store: PackedStore) -> bool:
+        return store.integrity is not None and store.integrity.options == dict(self.key)
 
 
 @contextlib.contextmanager

@@ -55,6 +55,9 @@ def _report(found: Diagnosis) -> Iterator[str]:
         )
     if found.chosen_backend:
         yield f"  taken: {found.chosen_backend}"
+    if found.native:
+        yield "CPU kernels"
+        yield table(_native(found))
     if found.data:
         yield "data"
         yield table(_data(found))
@@ -68,6 +71,16 @@ def _memory(found: Diagnosis) -> Iterator[tuple[str, str]]:
         free, total = (found.memory[key] for key in ("available_bytes", "total_bytes"))
         source = found.memory["source"]
         yield "memory", f"{format_bytes(free)} available of {format_bytes(total)} ({source})"
+
+
+def _native(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    yield "instruction sets", ", ".join(found.native["instruction_sets"]) or "none"
+    rate, threads = found.native["read_bandwidth_bytes_s"], found.native["threads"]
+    if rate is None:
+        yield "memory is read at", f"not measured: {found.native['not_measured']}"
+    else:
+        who = f"{threads} threads" if threads > 1 else "1 thread"
+        yield "memory is read at", f"{format_bytes(rate)}/s by {who}, measured just now"
 
 
 def _data(found: Diagnosis) -> Iterator[tuple[str, str]]:

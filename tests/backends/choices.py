@@ -4,12 +4,13 @@ import pytest
 
 from cherenkov.backends.base import Options
 from cherenkov.backends.native import Native, instruction_sets, unavailable
+from tests.forced import FORCED
 
 __all__ = ["CHOICES", "DEFAULTS", "FLOAT32", "ISAS", "TOLERANCE", "needs_kernels", "start"]
 
 needs_kernels = pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "kernels are built")
 
-ISAS = instruction_sets()
+ISAS = tuple(isa for isa in instruction_sets() if FORCED in {"", isa})
 _OFFERS = {
     "avx512_bf16": ("float32", "bf16", "int16", "int8"),
     "avx512_vnni": ("float32", "int16", "int8"),
@@ -25,4 +26,4 @@ TOLERANCE = {"float32": 5e-6, "bf16": 1.2e-2, "int16": 4e-4, "int8": 6e-2}
 
 
 def start(isa, precision="float32", threads=2):
-    return Native(Options(threads=threads, precision=precision, isa=isa))
+    return Native(Options(threads=threads, precision=precision, isa=isa or FORCED))

@@ -1,6 +1,8 @@
 """The native backend at its edges: options, bad shapes, threads, fork, memory."""
 
+import errno
 import gc
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cherenkov.backends import native
 from cherenkov.backends.base import Embedding, Options, Routes, Span
 from cherenkov.backends.native import Native, instruction_sets
 from cherenkov.checkpoint.affine import HostMatrix
@@ -312,3 +315,15 @@ def test_a_system_without_threads_to_give_still_gets_answers():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-800:]
+
+
+def test_a_system_without_huge_pages_still_has_pools(monkeypatch):
+    """Asking for them is a hint, which kernels built without them refuse."""
+
+    class Memory(mmap.mmap):
+        def madvise(self, *_):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(native.mmap, "mmap", Memory)
+    layout = ExpertLayout(64, 128)
+    assert start("").pool(layout, 3).memory.shape == (3, layout.stride_bytes)

@@ -12,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from cherenkov.backends import native
+from cherenkov.backends.native import instruction_sets, unavailable
 from cherenkov_cli.main import run
+
+needs_kernels = pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "kernels are built")
 
 ROOT = Path(__file__).parents[2]
 QUESTION = "What is the capital of France?"
@@ -108,7 +112,11 @@ def test_check(store, capsys):
         (["Hi", "--max-tokens", "0"], "max_tokens = 0"),
         (["Hi", "--pool-gb", "1e-9"], "the smallest pool"),
         (["Hi", "--pool-gb", "lots"], "pool = 'lots' (argument)"),
+        (["Hi", "--pool-gb", "4MB"], "a number of GB alone"),
         (["Hi", "--threads", "-1"], "threads = -1 (argument)"),
+        (["Hi", "--threads", "2000"], "threads = 2000 (argument)"),
+        (["Hi", "--cpu-isa", "sse9"], "isa = 'sse9' (argument)"),
+        (["Hi", "--precision", "float16"], "precision = 'float16' (argument)"),
         (["Hi", "--backend", "abacus"], "backend = 'abacus'"),
         (["a\udcff"], "not valid Unicode"),
     ],
@@ -120,6 +128,30 @@ def test_bad_requests_are_one_line(store, capsys, arguments, reason):
     assert err.startswith("cherenkov: ")
     assert err.count("\n") == 1
     assert reason in err
+
+
+@needs_kernels
+def test_the_instruction_set_can_be_forced(store, monkeypatch, capsys):
+    monkeypatch.setenv("CHERENKOV_ISA", "portable")
+    arguments = [store, QUESTION, "--backend", "native", "--threads", "1"]
+    assert run([*arguments]) == 0
+    out, err = capsys.readouterr()
+    assert out == ANSWER
+    assert "native (portable, 1 thread, float32 activations)" in err
+    fastest = instruction_sets()[0]
+    assert run([*arguments, "--cpu-isa", fastest, "--max-tokens", "1"]) == 0
+    assert f"native ({fastest}, 1 thread, " in capsys.readouterr().err
+    assert run(["doctor"]) == 0
+    assert "taken: native (portable, " in capsys.readouterr().out
+
+
+@needs_kernels
+def test_an_instruction_set_that_is_not_here(store, monkeypatch, capsys):
+    monkeypatch.setattr(native, "instruction_sets", lambda: ("portable",))
+    assert run([store, "Hi", "--backend", "native", "--cpu-isa", "avx512_bf16"]) == 1
+    assert capsys.readouterr().err == (
+        "cherenkov: backend native: start: no 'avx512_bf16' kernels here; there are portable\n"
+    )
 
 
 def test_a_pool_too_large_for_the_model_is_cut(store, capsys):

@@ -15,6 +15,7 @@ from cherenkov.backends import available
 from cherenkov.backends.base import Options
 from cherenkov.errors import BackendError
 from tests import tiny
+from tests.forced import FORCED
 from tests.golden.engine import Engine, Run
 from tests.golden.recorded import TOLERANCE, Recorded
 from tests.golden.test_golden_tiny import NAMES, Subject, chunks, model
@@ -37,8 +38,11 @@ CASES = [
 
 
 def open_native(store: Path, isa: str, precision: str, threads: int = 2) -> Engine:
+    if FORCED and isa not in {"", FORCED}:
+        pytest.skip(f"held to {FORCED}")
+    options = Options(threads=threads, precision=precision, isa=isa or FORCED)
     try:
-        return Engine(store, "native", Options(threads=threads, precision=precision, isa=isa))
+        return Engine(store, "native", options)
     except BackendError as error:
         pytest.skip(f"not on this CPU: {error}")
 
@@ -124,7 +128,7 @@ def test_pool_and_threads_do_not_show(subject: Subject) -> None:
     with open_native(subject.store, "", "", threads=1) as engine:
         whole = engine.run(ids).logits
     for threads, pool in ((1, slots), (2, None), (3, slots)):
-        options = Options(threads=threads)
+        options = Options(threads=threads, isa=FORCED)
         with Engine(subject.store, "native", options, slots=pool) as engine:
             assert np.array_equal(engine.run(ids).logits, whole), (threads, pool)
 

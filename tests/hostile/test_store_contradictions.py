@@ -39,6 +39,19 @@ def refusal(store):
     return str(caught.value)
 
 
+def test_a_damaged_ngram_table_is_found_when_the_model_is_opened(glow_store, tmp_path):
+    copy = shutil.copytree(glow_store, tmp_path / "store")
+    with (copy / "ngram.bin").open("r+b") as file:
+        file.seek(12_345)
+        byte = file.read(1)[0]
+        file.seek(12_345)
+        file.write(bytes([byte ^ 4]))
+    message = refusal(copy)
+    assert "ngram.bin" in message
+    assert "block 0" in message
+    assert "checksum does not match" in message
+
+
 @pytest.mark.parametrize(
     ("name", "values", "head"),
     [

@@ -92,6 +92,14 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "hash": (setting("ngram", "layer_multipliers", [1 << 64]), "not a 64-bit integer"),
     "second table": (lambda d: d["more_ngrams"][0].update(file="../x.bin"), "not a plain name"),
     "hidden table": (lambda d: d["more_ngrams"][0].update(file=".x.bin"), "not a plain name"),
+    "table of two lines": (
+        lambda d: d["more_ngrams"][0].update(file="x\ny.bin"),
+        "not a plain name",
+    ),
+    "table of half a character": (
+        lambda d: d["more_ngrams"][0].update(file="\ud800.bin"),
+        "not a plain name",
+    ),
     "no table": (lambda d: d["more_ngrams"][0].update(file="x.bin"), "x.bin: the file is missing"),
 }
 

@@ -173,3 +173,38 @@ def test_measured_processes_are_not_pinned_to_old_kernels(harness, monkeypatch):
     assert "OPENBLAS_L2_SIZE" not in env
     assert env["HOME_OF_NOTHING"] == "kept"
     assert env["EXTRA"] == "1"
+
+
+def test_precision_judges_what_it_says(harness):
+    module = harness("precision")
+    expected = np.array([[0, 0, 4], [0, 8, 0], [2, 0, 0]], np.float32)
+    logits = expected.copy()
+    logits[0, 0] += 0.8  # of 8: a tenth
+    logits[1] = [7.6, 7.5, 0]  # another choice
+    found = {k: v["value"] for k, v in module.judge(logits, expected, [0, 2, 1]).items()}
+    assert found["largest_error"] == pytest.approx(0.95)
+    assert found["median_error"] == pytest.approx(0.1)
+    assert found["other_choice"] == pytest.approx(1 / 3, abs=1e-3)
+    chances = [
+        np.exp(4) / (np.exp(0.8) + 1 + np.exp(4)),
+        np.exp(7.5) / (np.exp(7.6) + np.exp(7.5) + 1),
+    ]
+    assert found["perplexity"] == pytest.approx(np.exp(-np.log(chances).mean()), rel=1e-5)
+
+
+def test_precision_agrees_with_the_model_about_perplexity(harness, tiny, tmp_path):
+    store = prepare(tiny[2], tmp_path / "store")
+    with Model.load(store, backend="reference", context_tokens=64) as model:
+        ids, text = model.tokenizer.encode("abcXYZcba"), "abcXYZcba"
+        ours = harness("precision").likelihoods(model.logits(ids), ids)
+        assert np.exp(-ours.mean()) == pytest.approx(model.perplexity(text), rel=1e-9)
+
+
+def test_the_unseen_text_is_long_enough_and_plain(harness):
+    import tokenizers
+
+    text = harness("precision").TEXT.read_text(encoding="ascii")
+    tokenizer = tokenizers.Tokenizer.from_file(
+        str(FOLDER.parent / "cherenkov" / "demo" / "tokenizer.json")
+    )
+    assert 400 <= len(tokenizer.encode(text).ids) <= 4096

@@ -1,8 +1,12 @@
 """The memory plan: its sum, its refusals, and where the limit comes from."""
 
+import os
 import re
+import resource
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -144,8 +148,11 @@ def follow(error, demand, size, context, pool):
 linux = pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
 
 
+LIMIT = "the limit on this process (ulimit -v)"
+
+
 def machine(root, group_lines, available_kib=9_000_000, **files):
-    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self").mkdir(parents=True, exist_ok=True)
     (root / "proc/meminfo").write_text(
         f"MemTotal:       16000000 kB\nMemAvailable:   {available_kib} kB\nHugePages_Total: 0\n"
     )
@@ -232,6 +239,45 @@ def test_unlimited_group_of_version_1(tmp_path):
 def test_an_overdrawn_group_has_nothing_left(tmp_path):
     files = {"memory--max": "100\n", "memory--current": "900\n"}
     assert machine(tmp_path, "0::/../..\n", **files).available_bytes == 0
+
+
+@linux
+@pytest.mark.parametrize(
+    ("limit", "used_kib", "expected"),
+    [
+        (3 * GIB, 1 << 20, (2 * GIB, LIMIT)),
+        (GIB, 2 << 20, (0, LIMIT)),  # lowered below what is in use
+        (500 * GIB, 1 << 20, (9_000_000 * 1024, "this machine")),
+        (None, 1 << 20, (9_000_000 * 1024, "this machine")),
+    ],
+)
+def test_a_limit_on_the_address_space_counts(tmp_path, monkeypatch, limit, used_kib, expected):
+    asked = []
+
+    def limits(which):
+        asked.append(which)
+        return (resource.RLIM_INFINITY if limit is None else limit, resource.RLIM_INFINITY)
+
+    monkeypatch.setattr(resource, "getrlimit", limits)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text(f"VmPeak:\t9 kB\nVmSize:\t{used_kib} kB\n")
+    found = machine(tmp_path, "")
+    assert (found.available_bytes, found.source) == expected
+    assert asked == [resource.RLIMIT_AS]
+
+
+@linux
+def test_the_limit_is_the_one_that_ulimit_sets():
+    code = "from cherenkov.budget import available_memory as m; print(m().source, m().total_bytes)"
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -v 8000000; exec "$0" -c "$1"', sys.executable, code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert done.stdout in {f"{LIMIT} {8_000_000 * 1024}\n", available_memory().source + "\n"}
 
 
 def test_this_machine_has_memory():

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from cherenkov import __version__, config, inspection, preparation
+from cherenkov.backends import native
+from cherenkov.errors import CapacityError
 from cherenkov.events import Progress
 from cherenkov_cli import diagnosis
 from cherenkov_cli.main import run
@@ -133,6 +135,16 @@ def test_inspect(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == FOUND
 
 
+def test_inspect_keeps_names_from_driving_the_terminal(monkeypatch, capsys):
+    notes = {**FOUND["source"], "notes": ["unknown tensor 'a\n\x1b[2Jb'"]}
+    found = {**FOUND, "path": "x\n\x1b[2Jy", "source": notes}
+    monkeypatch.setattr(inspection, "inspect", lambda path, **_: found)
+    assert run(["inspect", "x"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "note: unknown tensor 'a [2Jb'" in out.splitlines()
+
+
 def test_paths(capsys):
     assert run(["paths"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -177,6 +189,16 @@ def test_doctor_for_programs(data_dir, capsys):
     assert found["cores"] >= 1
     assert found["memory"]["available_bytes"] > 0
     assert {"name", "usable", "reason", "detail"} == found["backends"][0].keys()
+    kernels = found["native"]
+    assert kernels["threads"] >= 1
+    if found["backends"][0]["usable"]:
+        assert kernels["instruction_sets"][-1] == "portable"
+        assert 1e8 < kernels["read_bandwidth_bytes_s"] < 1e13
+        assert kernels["not_measured"] == ""
+    else:
+        assert kernels["instruction_sets"] == []
+        assert kernels["read_bandwidth_bytes_s"] is None
+        assert "not built" in kernels["not_measured"]
     assert found["data"] == {
         "path": str(data_dir),
         "exists": False,
@@ -187,6 +209,28 @@ def test_doctor_for_programs(data_dir, capsys):
         "settings"
     ]
     assert found["problems"] == []
+
+
+def test_doctor_measures_with_the_threads_that_are_set(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setenv("CHERENKOV_THREADS", "3")
+    monkeypatch.setattr(native, "unavailable", lambda: "")
+    monkeypatch.setattr(native, "read_bandwidth", lambda n: asked.append(n) or 12.34e9)
+    run(["doctor"])
+    assert asked == [3]
+    assert "memory is read at  12.3 GB/s by 3 threads" in capsys.readouterr().out
+
+
+def test_doctor_says_what_it_could_not_measure(monkeypatch, capsys):
+    def no_memory(_):
+        raise CapacityError("no memory for that")
+
+    monkeypatch.setattr(native, "unavailable", lambda: "")
+    monkeypatch.setattr(native, "read_bandwidth", no_memory)
+    run(["doctor"])
+    assert "not measured: no memory for that" in capsys.readouterr().out
+    monkeypatch.setattr(native, "unavailable", lambda: "not built")
+    assert diagnosis.diagnose().native["not_measured"] == "not built"
 
 
 def test_doctor_finds_what_preparing_left(data_dir, capsys):

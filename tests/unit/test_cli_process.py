@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,36 @@ def test_help_names_every_command():
 
 def test_version():
     assert _python(MAIN, "--version").stdout == f"cherenkov {__version__}\n"
+
+
+def test_the_package_runs_as_a_module():
+    command = [sys.executable, "-m", "cherenkov"]
+    done = subprocess.run([*command, "--version"], check=False, cwd=ROOT, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode() == f"cherenkov {__version__}\n"
+    done = subprocess.run([*command, "paths", "-x"], check=False, cwd=ROOT, capture_output=True)
+    assert done.returncode == 2
+    assert b"Usage: cherenkov paths" in done.stderr
+
+
+def test_the_package_as_a_module_without_the_extra(tmp_path):
+    """Where Python finds no click, as after a plain install: one line."""
+    hidden = tmp_path / "sitecustomize.py"
+    hidden.write_text(
+        "import importlib.util as u\n"
+        "found = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'click' else found(name, *a)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "cherenkov", "paths"],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == ("cherenkov: the command needs click: pip install 'cherenkov[cli]'\n")
 
 
 @pytest.mark.parametrize("absent", [["click"], ["rich"], ["click", "rich"]])

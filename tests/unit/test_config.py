@@ -107,6 +107,8 @@ def test_pool(value, pool):
         *[("context_tokens", v) for v in (0, -5, "x", False)],
         *[("check_records", v) for v in ("perhaps", 2, True)],
         *[("backend", v) for v in (3, None)],
+        *[("isa", v) for v in ("sse9", "AVX2", 2, None)],
+        *[("precision", v) for v in ("float16", 16, None)],
         *[("data_dir", v) for v in (3, None, "a\0b")],
     ],
 )
@@ -116,6 +118,11 @@ def test_bad_values_name_key_value_and_source(key, value):
     assert caught.value.key == key
     assert caught.value.source == "argument"
     assert "\n" not in str(caught.value)
+
+
+def test_a_size_with_a_unit_is_told_how_to_write_it():
+    with pytest.raises(ConfigError, match=r"pool = '4MB' \(argument\): .*a number of GB alone"):
+        load_settings(pool="4MB")
 
 
 def test_sources_are_named(home, monkeypatch):

@@ -361,7 +361,9 @@ def test_the_same_again_is_reused(source: Path, tmp_path: Path) -> None:
     events: list[Any] = []
     assert pack(opened(source), tmp_path / "store", on_event=events.append) == path
     assert {p: p.stat().st_mtime_ns for p in path.iterdir()} == before
-    assert any("already prepared" in e.message for e in events if isinstance(e, Note))
+    (note,) = (e.message for e in events if isinstance(e, Note) and "already" in e.message)
+    assert "the weights were not" in note  # looked at
+    assert note.endswith(f"(cherenkov verify {path})")
 
 
 def test_an_empty_folder_and_missing_parents_are_fine(source: Path, tmp_path: Path) -> None:

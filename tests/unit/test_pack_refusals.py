@@ -34,7 +34,7 @@ def test_something_else_in_the_way_is_left_alone(source: Path, tmp_path: Path) -
     with pytest.raises(ConfigError, match="another store"):
         pack(opened(source), path, bits=8)
     (path / "dense.bin").write_bytes(b"")
-    with pytest.raises(ConfigError, match="another store"):
+    with pytest.raises(ConfigError, match=r"cannot be used \(.*dense\.bin.*\); remove it first"):
         pack(opened(source), path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("years of work")
@@ -66,12 +66,50 @@ def test_links_in_the_way_are_not_written_through(source: Path, tmp_path: Path) 
         ({"bits": 3}, "bits = 3"),
         ({"bits": 5}, "bits = 5"),
         ({"group": 128}, "group = 128"),
+        ({"threads": -1}, "threads = -1"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str, source: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         pack(opened(source), tmp_path / "store", **options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a\0b", "half\ud800"])
+def test_names_that_no_store_can_have(name: str, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can have this name") as caught:
+        pack(opened(source), tmp_path / name)
+    assert str(caught.value).isprintable()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="no store can have this name"):
+        pack(opened(source), "/")
+
+
+def test_a_folder_that_is_gone(source: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    with pytest.raises(DiskError, match="cannot find the folder of"):
+        pack(opened(source), "store")
+
+
+def test_a_link_cannot_become_a_store(source: Path, tmp_path: Path) -> None:
+    """Found before the work is done, not when the store is to take its name."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    with pytest.raises(ConfigError, match="is a link: give the folder it leads to"):
+        pack(opened(source), tmp_path / "link")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "link"]
+
+
+def test_a_mount_point_cannot_become_a_store(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr("pathlib.Path.is_mount", lambda path: path.name == "disk")
+    with pytest.raises(ConfigError, match="is a mount point: give a folder in it"):
+        pack(opened(source), tmp_path / "disk")
+    assert verify(pack(opened(source), tmp_path / "disk" / "store")).ok
 
 
 def test_options_that_quantised_weights_cannot_honour(tmp_path: Path) -> None:

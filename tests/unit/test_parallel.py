@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cherenkov.packing.parallel import cores, in_parallel
+from cherenkov.packing.parallel import in_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,3 @@ def test_the_first_failure_ends_it() -> None:
         list(in_parallel(2, range(1000), work))
     assert len(started) < 40
     assert threading.active_count() == before
-
-
-def test_cores() -> None:
-    assert cores() >= 1

@@ -179,6 +179,11 @@ def test_missing_rotary_base_is_named():
         ("make_ngram_vocab_size_divisible_by", 0),
         ("full_attention_interval", 0),
         ("ple_embed_dim", 63),
+        # what the kernels have no room for
+        *[("linear_conv_kernel_dim", value) for value in (1, 17)],
+        *[("ple_conv_kernel_size", value) for value in (1, 17)],
+        *[("indexer_budget", value) for value in ((1 << 29) + 4, 1 << 31)],
+        ("indexer_compress_ratio", (1 << 29) + 1),
     ],
 )
 def test_bad_value_is_refused_by_key(key, value):
@@ -251,6 +256,17 @@ def test_hostile_sizes_answer_at_once():
 
 def test_long_hostile_text_is_cut():
     assert len(str(refusal(small(output_gate_type="x" * 10**6)))) < 200
+
+
+def test_the_largest_that_the_kernels_have_room_for():
+    most = small(
+        linear_conv_kernel_dim=16,
+        ple_conv_kernel_size=16,
+        indexer_budget=1 << 29,
+        indexer_compress_ratio=1 << 29,
+    )
+    c = parse(most)
+    assert (c.taps, c.ple_taps, c.budget, c.block) == (16, 16, 1 << 29, 1 << 29)
 
 
 def test_long_context_and_large_tables_are_only_numbers():

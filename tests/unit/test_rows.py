@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from cherenkov.checkpoint.affine import HostMatrix, bf16_to_float32, dequantise,
 from cherenkov.errors import CorruptModel, DiskError
 from cherenkov.experts import rows as rows_module
 from cherenkov.experts.rows import RowTable
+from cherenkov.packing.integrity import NgramBlocks, checksum
 from cherenkov.packing.layout import NgramLayout
 
 ROWS = 40
@@ -100,3 +102,34 @@ def test_a_disk_that_fails(tmp_path, monkeypatch, resident):
 def test_a_missing_table(tmp_path):
     with pytest.raises(DiskError, match="open the n-gram table"):
         RowTable(tmp_path / "ngram.bin", LAYOUTS[0])
+
+
+def _sums(path, layout, block_rows):
+    data, size = path.read_bytes(), block_rows * layout.row_bytes
+    blocks = tuple(checksum(data[at : at + size]) for at in range(0, len(data), size))
+    return NgramBlocks(path.name, block_rows, blocks)
+
+
+@pytest.mark.parametrize("row", [0, 15, 16, 39])
+def test_a_table_that_is_read_whole_is_checked_whole(tmp_path, row):
+    layout, path = LAYOUTS[0], tmp_path / "ngram.bin"
+    write(path, layout)
+    sums = _sums(path, layout, 16)  # 16, 16, 8 rows
+    RowTable(path, layout, sums).close()
+    damaged = bytearray(path.read_bytes())
+    damaged[row * layout.row_bytes + 3] ^= 1
+    path.write_bytes(damaged)
+    before = len(list(Path("/dev/fd").iterdir()))
+    block = row // 16
+    with pytest.raises(CorruptModel, match=f"block {block}") as caught:
+        RowTable(path, layout, sums)
+    assert caught.value.offset == block * 16 * layout.row_bytes
+    assert len(list(Path("/dev/fd").iterdir())) == before
+    RowTable(path, layout).close()  # without checksums there is nothing to compare
+
+
+def test_a_table_on_disk_is_not_read_to_be_checked(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows_module, "RESIDENT_BYTES", 0)
+    layout, path = LAYOUTS[0], tmp_path / "ngram.bin"
+    write(path, layout)
+    RowTable(path, layout, NgramBlocks("ngram.bin", 16, (0, 0, 0))).close()
