@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cherenkov.errors import ContextTooLong, RequestError
+from cherenkov.logprobs import TokenLogprobs, logprobs
 from cherenkov.prefill import prefill
 from cherenkov.sampling import Occurrences, Sampling, choose
 from cherenkov.state import Rows
@@ -13,10 +14,13 @@ from cherenkov.state import Rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import numpy as np
+
     from cherenkov.architectures import Network
     from cherenkov.backends.base import Backend
+    from cherenkov.state import State
 
-__all__ = ["Engine", "Step", "generate"]
+__all__ = ["Engine", "Step", "admit", "generate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +35,20 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One sampled token. `finish_reason` is set on the last one: `stop` or `length`."""
+    """One sampled token.
+
+    Attributes:
+        token: its id.
+        finish_reason: set on the last one: `stop` or `length`.
+        logprobs: how likely it was, if that was asked for.
+    """
 
     token: int
     finish_reason: str | None
+    logprobs: TokenLogprobs | None = None
 
 
-def generate(
+def generate(  # noqa: PLR0913 - settings, each by its name
     engine: Engine,
     prompt: Sequence[int],
     *,
@@ -45,6 +56,9 @@ def generate(
     sampling: Sampling,
     stop_ids: frozenset[int],
     check: Callable[[], None],
+    state: State[Any] | None = None,
+    random: np.random.Generator | None = None,
+    top_logprobs: int | None = None,
 ) -> Iterator[Step]:
     """Continue a prompt.
 
@@ -55,33 +69,44 @@ def generate(
         sampling: how.
         stop_ids: tokens that end the answer; the last step holds the one that did.
         check: called between steps; raises to stop.
+        state: a sequence that `prompt` continues, and that goes on with it; None begins one.
+        random: where random numbers come from; None begins with the seed.
+        top_logprobs: alternatives to name beside each token; None is for no log-probabilities at all.
 
     Raises:
         RequestError: if the prompt is empty, or `max_tokens` is less than 1.
         ContextTooLong: if prompt and output do not fit the context.
     """
-    max_tokens = _admit(engine, prompt, max_tokens)
-    network, state = engine.network, engine.network.new_state(engine.context_tokens)
-    random = sampling.generator()
+    max_tokens = admit(engine, prompt, max_tokens)
+    network = engine.network
+    if state is None:
+        state = network.new_state(engine.context_tokens)
+    assert state.tokens == list(prompt[: state.position]), "the prompt continues the state"
+    random = sampling.generator() if random is None else random
     seen = Occurrences(prompt) if sampling.needs_occurrences else None
-    logits = prefill(network, state, prompt, engine.chunk_rows, check)
+    logits = prefill(network, state, prompt[state.position :], engine.chunk_rows, check)
     for count in range(1, max_tokens + 1):
-        row = engine.backend.host(logits)[0]  # [V]
-        token = choose(row, sampling, random, seen=seen, backend=engine.backend.name)
+        row, name = engine.backend.host(logits)[0], engine.backend.name  # [V]
+        token = choose(row, sampling, random, seen=seen, backend=name)
+        likely = None if top_logprobs is None else logprobs(row, token, top_logprobs, backend=name)
         if token in stop_ids:
-            yield Step(token, "stop")
+            yield Step(token, "stop", likely)
             return
         if seen is not None:
             seen.add(token)
-        yield Step(token, "length" if count == max_tokens else None)
+        yield Step(token, "length" if count == max_tokens else None, likely)
         if count < max_tokens:
             check()
             wide = network.forward(Rows([(state, [token])]))
             logits = network.logits(wide, [0])
 
 
-def _admit(engine: Engine, prompt: Sequence[int], max_tokens: int | None) -> int:
-    """How many tokens may be sampled."""
+def admit(engine: Engine, prompt: Sequence[int], max_tokens: int | None) -> int:
+    """How many tokens may be sampled.
+
+    Raises:
+        RequestError, ContextTooLong: as `generate`.
+    """
     if not prompt:
         raise RequestError("the prompt is empty", param="prompt")
     if max_tokens is None:

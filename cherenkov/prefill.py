@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from cherenkov.architectures import Network
 
-__all__ = ["chunks", "prefill"]
+__all__ = ["advance", "chunks", "prefill"]
 
 A = TypeVar("A")
 
@@ -24,6 +24,34 @@ def chunks(count: int, rows: int) -> Iterator[tuple[int, int]]:
     pieces = -(-count // rows)
     for i in range(pieces):
         yield count * i // pieces, count * (i + 1) // pieces
+
+
+def advance(
+    network: Network[A],
+    state: State[A],
+    tokens: Sequence[int],
+    chunk_rows: int,
+    check: Callable[[], None],
+) -> tuple[A, int]:
+    """Run `tokens` through the model, without asking what follows.
+
+    Args:
+        network: the model.
+        state: the sequence they belong to; they become part of it.
+        tokens: at least one.
+        chunk_rows: most rows in a step.
+        check: called between chunks; raises to stop.
+
+    Returns:
+        The residual of the last chunk, and how many rows it has.
+    """
+    assert tokens, "a prompt has at least one token"
+    last: tuple[A, int] | None = None
+    for start, stop in chunks(len(tokens), chunk_rows):
+        check()
+        last = network.forward(Rows([(state, tokens[start:stop])])), stop - start
+    assert last is not None
+    return last
 
 
 def prefill(
@@ -45,11 +73,5 @@ def prefill(
     Returns:
         Logits `[1, V]` of the token after the last.
     """
-    logits: A | None = None
-    for start, stop in chunks(len(tokens), chunk_rows):
-        check()
-        wide = network.forward(Rows([(state, tokens[start:stop])]))
-        if stop == len(tokens):
-            logits = network.logits(wide, [stop - start - 1])
-    assert logits is not None, "a prompt has at least one token"
-    return logits
+    wide, rows = advance(network, state, tokens, chunk_rows, check)
+    return network.logits(wide, [rows - 1])

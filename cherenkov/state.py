@@ -7,21 +7,39 @@ left behind. A `Rows` is what one forward pass works on: consecutive tokens of o
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from cherenkov.backends.base import AttentionState, DeltaState, PleState, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["Rows", "State"]
+    from cherenkov.backends.base import Backend
+
+__all__ = ["Rows", "Snapshot", "State"]
 
 A = TypeVar("A")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot(Generic[A]):
+    """A point that a sequence can go back to. Only what does not grow with the sequence is kept apart.
+
+    Attributes:
+        position: tokens of the sequence then.
+        recurrent: copies of the recurrent states, by the name of their part.
+        lengths: entries in each attention cache, by the name of its part.
+    """
+
+    position: int
+    recurrent: dict[str, Any]
+    lengths: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -43,6 +61,49 @@ class State(Generic[A]):
     def draft_position(self) -> int:
         """Entries in the draft head's cache: it runs behind the trunk, since a row needs the token that follows."""
         return self.draft.length if self.draft is not None else 0
+
+    def copy(self, backend: Backend[Any, A]) -> State[A]:
+        """An independent copy, caches and all."""
+        return State(
+            layers=tuple(_copied(state, backend.copy) for state in self.layers),
+            ple={layer: _copied(state, backend.copy) for layer, state in self.ple.items()},
+            draft=_copied(self.draft, backend.copy),
+            context_tokens=self.context_tokens,
+            tokens=list(self.tokens),
+        )
+
+    def snapshot(self, backend: Backend[Any, A]) -> Snapshot[A]:
+        """Remember this point. It stays good until the sequence goes back behind it."""
+        parts = self._parts()
+        return Snapshot(
+            self.position,
+            {
+                name: _copied(part, backend.copy)
+                for name, part in parts.items()
+                if not isinstance(part, AttentionState)
+            },
+            {name: part.length for name, part in parts.items() if isinstance(part, AttentionState)},
+        )
+
+    def restore(self, snapshot: Snapshot[A], backend: Backend[Any, A]) -> None:
+        """Go back to a point that this sequence came from.
+
+        Caches are cut to the length that they had: what lies behind it is written anew before it is read.
+        """
+        for name, part in self._parts().items():
+            if isinstance(part, AttentionState):
+                part.length = snapshot.lengths[name]
+                continue
+            kept = _copied(snapshot.recurrent[name], backend.copy)
+            for one in fields(part):
+                setattr(part, one.name, getattr(kept, one.name))
+        del self.tokens[snapshot.position :]
+
+    def _parts(self) -> dict[str, Any]:
+        """Every state, by a name of its own."""
+        parts: dict[str, Any] = {f"layer {i}": state for i, state in enumerate(self.layers)}
+        parts |= {f"ple {i}": state for i, state in self.ple.items()}
+        return parts if self.draft is None else parts | {"draft": self.draft}
 
     def delta(self, layer: int) -> DeltaState[A]:
         """The state of a DeltaNet layer."""
@@ -116,3 +177,16 @@ class Rows(Generic[A]):
         """Append the rows' tokens to their sequences, once every layer has seen them."""
         for s in self.segments:
             s.state.tokens.extend(self.tokens[s.start : s.stop].tolist())
+
+
+def _copied(value: T, copy: Callable[[Any], Any]) -> T:
+    """A state with its arrays copied, whatever else it holds."""
+    if value is None or isinstance(value, int | float | str):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {one.name: _copied(getattr(value, one.name), copy) for one in fields(value)}
+        return replace(value, **parts)
+    if isinstance(value, tuple | list):
+        return type(value)(_copied(part, copy) for part in value)
+    copied: T = copy(value)
+    return copied
