@@ -15,6 +15,15 @@ from typing import TYPE_CHECKING
 from cherenkov.version import __version__
 
 if TYPE_CHECKING:
+    from cherenkov.chat.replies import (
+        Finished,
+        ReasoningDelta,
+        Reply,
+        TextDelta,
+        ToolCallEvent,
+        Usage,
+    )
+    from cherenkov.chat.session import Session
     from cherenkov.errors import CherenkovError
     from cherenkov.experts.store import ExpertStore
     from cherenkov.model import Model
@@ -22,13 +31,35 @@ if TYPE_CHECKING:
     from cherenkov.preparation import prepare
     from cherenkov.sampling import Sampling
 
-__all__ = ["CherenkovError", "ExpertStore", "Model", "Sampling", "__version__", "prepare", "verify"]
+__all__ = [
+    "CherenkovError",
+    "ExpertStore",
+    "Finished",
+    "Model",
+    "ReasoningDelta",
+    "Reply",
+    "Sampling",
+    "Session",
+    "TextDelta",
+    "ToolCallEvent",
+    "Usage",
+    "__version__",
+    "prepare",
+    "verify",
+]
 
 _HOME = {
     "CherenkovError": "cherenkov.errors",
     "ExpertStore": "cherenkov.experts.store",
+    "Finished": "cherenkov.chat.replies",
     "Model": "cherenkov.model",
+    "ReasoningDelta": "cherenkov.chat.replies",
+    "Reply": "cherenkov.chat.replies",
     "Sampling": "cherenkov.sampling",
+    "Session": "cherenkov.chat.session",
+    "TextDelta": "cherenkov.chat.replies",
+    "ToolCallEvent": "cherenkov.chat.replies",
+    "Usage": "cherenkov.chat.replies",
     "prepare": "cherenkov.preparation",
     "verify": "cherenkov.packing.verify",
 }

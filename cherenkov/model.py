@@ -4,73 +4,53 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from typing_extensions import override
 
 from cherenkov.architectures import family_of
+from cherenkov.assembly import describe, engine_of, open_experts, text_folder
 from cherenkov.backends import create
 from cherenkov.backends.base import Backend, Options
 from cherenkov.budget import available_memory, demand_of, make_plan
+from cherenkov.chat.options import Settings
+from cherenkov.chat.replies import Finished, Reply, Run
+from cherenkov.chat.responder import Responder, Stopwatch
+from cherenkov.chat.session import Session
 from cherenkov.comparison import Difference, admit_reference, differences
 from cherenkov.config import load_settings
 from cherenkov.errors import ContextTooLong, RequestError
 from cherenkov.events import Listener, ignore
-from cherenkov.experts.reader import RecordReader
-from cherenkov.experts.store import ExpertStore
-from cherenkov.generate import Engine, Step, generate
+from cherenkov.generate import admit, generate
 from cherenkov.packing.store import PackedStore
 from cherenkov.prefill import chunks
 from cherenkov.preparation import locate
 from cherenkov.sampling import Sampling
 from cherenkov.state import Rows
 from cherenkov.text.reasoning import OPEN, opens_reasoning
-from cherenkov.text.template import ChatTemplate
 from cherenkov.text.tokenizer import Tokenizer
+from cherenkov.text.tool_schema import ToolSet
 from cherenkov.units import MIB
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     from numpy.typing import NDArray
+    from typing_extensions import Unpack
 
     from cherenkov.budget import Plan
-    from cherenkov.experts.stats import ExpertStats
+    from cherenkov.chat.options import ChatOptions
+    from cherenkov.chat.replies import Event
+    from cherenkov.generate import Step
 
 __all__ = ["Model", "Run"]
 
-T = TypeVar("T")
 GREEDY = Sampling()
 _LOGITS_BYTES = 8 * MIB
 _TAIL_TOKENS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one answer took.
-
-    Attributes:
-        prompt_tokens: tokens of the prompt.
-        output_tokens: tokens sampled, the stop token included.
-        prefill_s: seconds from the start to the first token.
-        decode_s: seconds of the other tokens.
-        finish_reason: `stop` or `length`; None if the caller went away.
-        experts: what the expert store did meanwhile.
-    """
-
-    prompt_tokens: int
-    output_tokens: int
-    prefill_s: float
-    decode_s: float
-    finish_reason: str | None
-    experts: ExpertStats
 
 
 class Model:
@@ -82,7 +62,6 @@ class Model:
         path: the store.
         plan: how memory is used.
         experts: the expert store.
-        last_run: figures of the last answer, or None.
     """
 
     def __init__(
@@ -95,25 +74,27 @@ class Model:
     ) -> None:
         self.path = store.path
         self.plan = plan
-        self.last_run: Run | None = None
         self._store = store
         self._backend = backend
-        self._lock = threading.Lock()
-        self._closed = False
         self._check_records = check_records
-        folder = _text_folder(store)
+        folder = text_folder(store)
         self._tokenizer = Tokenizer.open(folder)
-        self._folder = folder
-        self._template: ChatTemplate | None = None
         self._sizes = family_of(store.config).sizes(store.config)
-        self._stop_ids = self._tokenizer.stop_ids | set(self._sizes.stop_ids)
-        self._backend_name = _describe(backend)
-        self.experts = _open_experts(store, backend, plan.slots, check=check_records)
+        self._backend_name = describe(backend)
+        self.experts = open_experts(store, backend, plan.slots, check=check_records)
         try:
-            self._engine = _engine(store, backend, self.experts, plan)
+            self._engine = engine_of(store, backend, self.experts, plan)
         except BaseException:
             self.experts.close()
             raise
+        self._responder = Responder(
+            self._engine,
+            self._tokenizer,
+            folder,
+            stop_ids=self._tokenizer.stop_ids | set(self._sizes.stop_ids),
+            experts=self.experts,
+            fingerprint=store.fingerprint,
+        )
 
     @classmethod
     def load(  # noqa: PLR0913 - settings, each by its name
@@ -181,6 +162,11 @@ class Model:
         return self._backend_name
 
     @property
+    def last_run(self) -> Run | None:
+        """Figures of the last answer, or None."""
+        return self._responder.last_run
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """Text to token ids and back."""
         return self._tokenizer
@@ -244,20 +230,106 @@ class Model:
         if not isinstance(sampling, Sampling):
             raise RequestError(f"sampling = {sampling!r}: must be a Sampling", param="sampling")
         ids = self.encode_prompt(prompt, system=system, thinking=thinking, raw=raw)
-        stop_ids = frozenset() if ignore_eos else frozenset(self._stop_ids)
+        stop_ids = frozenset() if ignore_eos else self._responder.stop_ids
         steps = generate(
             self._engine,
             ids,
             max_tokens=max_tokens,
             sampling=sampling,
             stop_ids=stop_ids,
-            check=self._check_open,
+            check=self._responder.check_open,
         )
-        pieces = self._text(self._timed(self._taking_turns(steps), len(ids)))
+        pieces = self._text(self._timed(self._responder.taking_turns(steps), len(ids)))
         if not raw and opens_reasoning(self._tokenizer.decode(ids[-_TAIL_TOKENS:], special=True)):
             # The prompt began the thinking; the answer should hold the whole block, not its end alone.
             return itertools.chain([f"{OPEN}\n"], pieces)
         return pieces
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Reply:
+        """Answer a conversation.
+
+        Args:
+            messages: each a mapping with a `role` (`system`, `user`, `assistant`, `tool`) and a `content`. `Reply.message`
+                is the answer as one of them.
+            tools: functions that the model may call, as JSON schemas.
+            options: see `ChatOptions`.
+
+        Raises:
+            RequestError: messages, tools or an option make no sense; `param` says which.
+            ContextTooLong: messages and answer do not fit the context.
+            TemplateError: the model has no chat template, or it failed.
+            DiskError, CorruptModel: an expert could not be read.
+        """
+        for event in self.stream_chat(messages, tools=tools, **options):
+            if isinstance(event, Finished):
+                return event.reply
+        raise AssertionError("a stream ends with its reply")
+
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Iterator[Event]:
+        """Answer a conversation piece by piece: text, reasoning and calls as they come, `Finished` last.
+
+        Arguments and errors are those of `chat`; what can be refused is refused before the first piece.
+        """
+        settings, offered = Settings().updated(options), ToolSet(tools)
+        prompt = self._responder.prompt(messages, offered, settings)
+        admit(self._engine, prompt.ids, settings.max_tokens)
+        steps = self._responder.steps(prompt, settings)
+        return self._responder.events(steps, prompt, offered, settings)
+
+    def session(
+        self,
+        *,
+        system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        overflow: str = "error",
+        **options: Unpack[ChatOptions],
+    ) -> Session:
+        """Begin a conversation that remembers. It reads each message once.
+
+        Args:
+            system: system message.
+            tools: functions that the model may call, as JSON schemas.
+            overflow: what to do when the conversation no longer fits the context: `error`, or `trim` to forget the
+                oldest turns.
+            options: see `ChatOptions`. A turn may change them.
+
+        Raises:
+            RequestError: something makes no sense; `param` says what.
+        """
+        return Session(
+            self._responder,
+            system=system,
+            tools=tools,
+            overflow=overflow,
+            settings=Settings().updated(options),
+        )
+
+    def load_session(self, path: str | os.PathLike[str]) -> Session:
+        """Go on with a conversation that `Session.save` wrote.
+
+        Raises:
+            CorruptModel: the file is missing or damaged.
+            UnsupportedModel: a later release wrote it, or it belongs to another store.
+            DiskError: the system refused to read it.
+        """
+        return Session.load(path, self)
+
+    @property
+    def responder(self) -> Responder:
+        """What sessions answer with."""
+        return self._responder
 
     def encode_prompt(
         self, prompt: str, *, system: str | None = None, thinking: bool = False, raw: bool = False
@@ -279,7 +351,7 @@ class Model:
             return self._tokenizer.encode(prompt, special=True)
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
-        rendered = self._chat_template().render(messages, thinking=thinking)
+        rendered = self._responder.template().render(messages, thinking=thinking)
         return self._tokenizer.encode_pieces(rendered.pieces)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
@@ -331,11 +403,11 @@ class Model:
         self._admit(ids)
         admit_reference(self.plan, available_memory())
         reference = create("reference")
-        experts = _open_experts(self._store, reference, self.plan.slots, check=self._check_records)
-        engine = _engine(self._store, reference, experts, self.plan)
+        experts = open_experts(self._store, reference, self.plan.slots, check=self._check_records)
+        engine = engine_of(self._store, reference, experts, self.plan)
         try:
-            with self._lock:
-                self._check_open()
+            with self._responder.lock:
+                self._responder.check_open()
                 return differences(self._engine, engine, ids, margin)
         finally:
             engine.network.close()
@@ -343,15 +415,11 @@ class Model:
 
     def close(self) -> None:
         """Close files, threads and the template process. Safe to call twice."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._engine.network.close()
-            self.experts.close()
-            self._backend.close()
-            if self._template is not None:
-                self._template.close()
+        with self._responder.lock:
+            if self._responder.close():
+                self._engine.network.close()
+                self.experts.close()
+                self._backend.close()
 
     def __enter__(self) -> Self:
         return self
@@ -367,17 +435,6 @@ class Model:
     @override
     def __repr__(self) -> str:
         return f"<Model {self.path.name} on {self.backend_name}>"
-
-    def _chat_template(self) -> ChatTemplate:
-        with self._lock:
-            self._check_open()
-            if self._template is None:
-                self._template = ChatTemplate.open(self._folder, self._tokenizer.controls)
-            return self._template
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RequestError("the model is closed", code="closed")
 
     def _admit(self, ids: Sequence[int]) -> None:
         if not len(ids):
@@ -396,43 +453,22 @@ class Model:
         state = network.new_state(self.plan.context_tokens)
         few = max(1, _LOGITS_BYTES // (self.vocab * 4))
         for start, stop in chunks(len(ids), self.plan.chunk_rows):
-            with self._lock:
-                self._check_open()
+            with self._responder.lock:
+                self._responder.check_open()
                 wide = network.forward(Rows([(state, ids[start:stop])]))
                 for first in range(0, stop - start, few):
                     last = min(first + few, stop - start)
                     yield self._backend.host(network.logits(wide, range(first, last)))
 
-    def _taking_turns(self, steps: Iterator[T]) -> Iterator[T]:
-        """The same steps, each made while no other thread's is."""
-        while True:
-            with self._lock:
-                step = next(steps, None)
-            if step is None:
-                return
-            yield step
-
     def _timed(self, steps: Iterator[Step], prompt_tokens: int) -> Iterator[Step]:
         """The same steps; leaves `last_run` behind, also when the caller goes away."""
-        begun, before = time.perf_counter(), self.experts.stats.copy()
-        first = last = begun
-        count, reason = 0, None
+        watch = Stopwatch(self.experts.stats, prompt_tokens)
         try:
             for step in steps:
-                last = time.perf_counter()
-                count += 1
-                first = last if count == 1 else first
-                reason = step.finish_reason
+                watch.tick(step)
                 yield step
         finally:
-            self.last_run = Run(
-                prompt_tokens=prompt_tokens,
-                output_tokens=count,
-                prefill_s=first - begun,
-                decode_s=last - first,
-                finish_reason=reason,
-                experts=self.experts.stats.since(before),
-            )
+            self._responder.last_run = watch.run()
 
     def _text(self, steps: Iterator[Step]) -> Iterator[str]:
         decoder = self._tokenizer.decoder()
@@ -442,38 +478,3 @@ class Model:
                 piece += decoder.flush()
             if piece:
                 yield piece
-
-
-def _describe(backend: Backend[Any, Any]) -> str:
-    return f"{backend.name} ({backend.detail})" if backend.detail else backend.name
-
-
-def _open_experts(
-    store: PackedStore, backend: Backend[Any, Any], slots: int, *, check: str
-) -> ExpertStore:
-    section = store.manifest.experts
-    sums = None
-    if check != "never" and store.integrity is not None:
-        sums = np.array(store.integrity.records, dtype=np.uint64)
-    reader = RecordReader(
-        store.experts_path,
-        store.expert_layout.stride_bytes,
-        section.experts,
-        sums,
-        every_time=check == "always",
-    )
-    pool = backend.pool(store.expert_layout, slots)
-    return ExpertStore(pool, reader, section.layers, section.experts)
-
-
-def _engine(
-    store: PackedStore, backend: Backend[Any, Any], experts: ExpertStore, plan: Plan
-) -> Engine:
-    network = family_of(store.config).build(store, backend, experts)
-    return Engine(network, backend, plan.context_tokens, plan.chunk_rows)
-
-
-def _text_folder(store: PackedStore) -> Path:
-    """Where tokenizer and template lie: in the store, or beside it in the older layout."""
-    found = store.file("tokenizer.json")
-    return store.path if found is None else found.parent

@@ -18,8 +18,17 @@ from cherenkov.errors import CorruptModel, UnsupportedModel
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
-__all__ = ["NAME", "Integrity", "NgramBlocks", "checksum", "record_checksum"]
+__all__ = [
+    "NAME",
+    "Integrity",
+    "NgramBlocks",
+    "check_seal",
+    "checksum",
+    "record_checksum",
+    "sealed",
+]
 
 NAME = "integrity.json"
 VERSION = 1
@@ -36,6 +45,23 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
 def record_checksum(record: memoryview) -> int:
     """Checksum of one expert record: all `stride_bytes` of it, padding included."""
     return checksum(record)
+
+
+def sealed(document: Mapping[str, Any]) -> bytes:
+    """A JSON object that ends with a checksum of itself, under `self`."""
+    body = json.dumps(document, separators=(",", ":")).encode()[:-1]
+    return body + _SEAL + _hex(checksum(body)).encode() + b'"}\n'
+
+
+def check_seal(path: str | os.PathLike[str], text: bytes, document: Mapping[str, Any]) -> None:
+    """Refuse what is not as `sealed` wrote it; `document` is `text`, parsed.
+
+    Raises:
+        CorruptModel: if the checksum does not match.
+    """
+    body, seal, _ = text.rpartition(_SEAL)
+    if not seal or document.get("self") != _hex(checksum(body)):
+        raise CorruptModel(path, "damaged: its own checksum does not match")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +115,7 @@ class Integrity:
             ],
             "experts": [_hex(value) for value in self.records],
         }
-        body = json.dumps(document, separators=(",", ":")).encode()[:-1]
-        return body + _SEAL + _hex(checksum(body)).encode() + b'"}\n'
+        return sealed(document)
 
     @classmethod
     def from_bytes(cls, path: str | os.PathLike[str], text: bytes) -> Integrity:
@@ -106,9 +131,7 @@ class Integrity:
                 f"{path}: version {document.get('version')!r}, checksums {document.get('algorithm')!r}",
                 known=f"version {VERSION}, {ALGORITHM}",
             )
-        body, seal, _ = text.rpartition(_SEAL)
-        if not seal or document.get("self") != _hex(checksum(body)):
-            raise CorruptModel(path, "damaged: its own checksum does not match")
+        check_seal(path, text, document)
         try:
             return cls(
                 tool=str(document["tool"]),

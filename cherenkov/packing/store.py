@@ -6,6 +6,7 @@ Opening checks every length and offset, so that what follows can trust them. Exp
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,8 @@ MANIFEST = "manifest.json"
 DENSE = "dense.bin"
 EXPERTS = "experts.bin"
 NGRAM = "ngram.bin"
+_COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+"""Small files that decide what a conversation is to the model."""
 
 
 class PackedStore:
@@ -84,6 +87,23 @@ class PackedStore:
             _check_small_file(config_path, read_bytes(config_path), integrity)
         store.check_lengths()
         return store
+
+    @property
+    def fingerprint(self) -> str:
+        """What the model is, 16 hexadecimal digits: the same wherever and whenever it was prepared, from checksums alone.
+
+        Of a store without checksums, what its configuration and manifest say.
+        """
+        found: dict[str, Any] = {"config": self.config}
+        if self.integrity is None:
+            text = read_bytes(vetted(self.path, MANIFEST))
+            found["manifest"] = f"{checksums.checksum(text):016x}"
+        else:
+            summed = self.integrity
+            found |= {"dense": summed.dense, "records": summed.records}
+            found["ngrams"] = [part.blocks for part in summed.ngrams]
+            found["files"] = {k: v for k, v in summed.files.items() if k in _COMPANIONS}
+        return f"{checksums.checksum(json.dumps(found, sort_keys=True).encode()):016x}"
 
     @property
     def expert_layout(self) -> ExpertLayout:

@@ -15,7 +15,7 @@ from typing import Any
 from cherenkov.errors import RequestError, UnsupportedParam
 from cherenkov.text.nesting import is_within
 
-__all__ = ["checked_messages", "decoded_arguments"]
+__all__ = ["checked_message", "checked_messages", "decoded_arguments"]
 
 MAX_MESSAGES = 8192
 MAX_CALLS = 128
@@ -52,7 +52,7 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         raise _refused("messages", "must be a list of at least one message")
     if len(messages) > MAX_MESSAGES:
         raise _refused("messages", f"{len(messages)}, but at most {MAX_MESSAGES} are allowed")
-    plain = [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    plain = [checked_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
     if not any(message["role"] == "user" for message in plain):
         raise _refused("messages", "at least one must be the user's")
     return plain
@@ -82,7 +82,16 @@ def decoded_arguments(where: str, value: object) -> dict[str, Any]:
     return plain
 
 
-def _message(where: str, message: object) -> dict[str, Any]:
+def checked_message(where: str, message: object) -> dict[str, Any]:
+    """One message in plain form.
+
+    Args:
+        where: what to call it in an error.
+        message: as for `checked_messages`.
+
+    Raises:
+        RequestError, UnsupportedParam: as `checked_messages`.
+    """
     if not isinstance(message, Mapping):
         raise _refused(where, "must be a mapping with a role and a content")
     role = message.get("role")

@@ -1,0 +1,59 @@
+"""The parts of a loaded model: its experts and its engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cherenkov.architectures import family_of
+from cherenkov.experts.reader import RecordReader
+from cherenkov.experts.store import ExpertStore
+from cherenkov.generate import Engine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cherenkov.backends.base import Backend
+    from cherenkov.budget import Plan
+    from cherenkov.packing.store import PackedStore
+
+__all__ = ["describe", "engine_of", "open_experts", "text_folder"]
+
+
+def describe(backend: Backend[Any, Any]) -> str:
+    """A backend, and what it chose."""
+    return f"{backend.name} ({backend.detail})" if backend.detail else backend.name
+
+
+def open_experts(
+    store: PackedStore, backend: Backend[Any, Any], slots: int, *, check: str
+) -> ExpertStore:
+    """The experts of a store, in a pool of so many slots; `check` says when checksums are compared."""
+    section = store.manifest.experts
+    sums = None
+    if check != "never" and store.integrity is not None:
+        sums = np.array(store.integrity.records, dtype=np.uint64)
+    reader = RecordReader(
+        store.experts_path,
+        store.expert_layout.stride_bytes,
+        section.experts,
+        sums,
+        every_time=check == "always",
+    )
+    pool = backend.pool(store.expert_layout, slots)
+    return ExpertStore(pool, reader, section.layers, section.experts)
+
+
+def engine_of(
+    store: PackedStore, backend: Backend[Any, Any], experts: ExpertStore, plan: Plan
+) -> Engine:
+    """A store's network on a backend."""
+    network = family_of(store.config).build(store, backend, experts)
+    return Engine(network, backend, plan.context_tokens, plan.chunk_rows)
+
+
+def text_folder(store: PackedStore) -> Path:
+    """Where tokenizer and template lie: in the store, or beside it in the older layout."""
+    found = store.file("tokenizer.json")
+    return store.path if found is None else found.parent

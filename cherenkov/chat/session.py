@@ -1,0 +1,407 @@
+"""`Session`: a conversation that goes on, and is read once.
+
+A turn happens as a whole or not at all. What a session is lies in one value (`Record`) that the end of a turn replaces;
+until then an error, a cancellation or a caller who goes away leaves it as it was, the model's memory of it included.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from typing_extensions import override
+
+from cherenkov.chat.kept import Kept, common_length
+from cherenkov.chat.record import OVERFLOWS, Record, read_record, write_record
+from cherenkov.chat.replies import Finished
+from cherenkov.errors import Cancelled, RequestError, TemplateError
+from cherenkov.generate import admit
+from cherenkov.prefill import advance
+from cherenkov.text.messages import checked_message
+from cherenkov.text.tool_schema import ToolSet
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy as np
+    from typing_extensions import Unpack
+
+    from cherenkov.chat.options import ChatOptions, Settings
+    from cherenkov.chat.replies import Event, Reply, Usage
+    from cherenkov.chat.responder import Prompt, Responder
+    from cherenkov.generate import Step
+    from cherenkov.state import State
+
+    Said = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+__all__ = ["Session"]
+
+_ANSWER_ROOM = 512
+"""Tokens that trimming keeps free for an answer of unknown length, within a quarter of the context."""
+_PROBE = (
+    {"role": "assistant", "content": "a", "reasoning_content": "a"},
+    {"role": "user", "content": "a"},
+)
+
+
+class _Model(Protocol):
+    @property
+    def responder(self) -> Responder: ...
+
+
+class Session:
+    """A conversation with a model. Make one with `Model.session`; it must not outlive the model.
+
+    One turn at a time: while an answer is being made, another thread may `cancel` it or look at `history`, and is refused
+    anything else.
+    """
+
+    def __init__(
+        self,
+        responder: Responder,
+        *,
+        settings: Settings,
+        system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        overflow: str = "error",
+    ) -> None:
+        """Use `Model.session`."""
+        if overflow not in OVERFLOWS:
+            raise RequestError(
+                f"overflow = {overflow!r:.80}: must be one of {', '.join(OVERFLOWS)}",
+                param="overflow",
+            )
+        self._begin_with(
+            responder,
+            Record(
+                system=_checked_system(system),
+                tools=ToolSet(tools),
+                settings=settings,
+                random=_state(settings.sampling.generator()),
+                overflow=overflow,
+            ),
+        )
+
+    def _begin_with(self, responder: Responder, record: Record) -> None:
+        self._responder = responder
+        self._record = record
+        self._kept = Kept(responder.engine)
+        self._busy = threading.Lock()
+        self._cancelled = threading.Event()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: _Model) -> Self:
+        """Go on with a conversation that `save` wrote. The next turn reads it again, all of it.
+
+        Args:
+            path: of the file.
+            model: the model that it was held with.
+
+        Raises:
+            CorruptModel: the file is missing or damaged.
+            UnsupportedModel: a later release wrote it, or it belongs to another store.
+            DiskError: the system refused to read it.
+        """
+        responder = model.responder
+        session = cls.__new__(cls)
+        session._begin_with(responder, read_record(path, responder.fingerprint))
+        return session
+
+    # --- what it is
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """All messages so far, the system message first; yours to change."""
+        record = self._record
+        return copy.deepcopy([*record.opening, *record.messages])
+
+    @property
+    def system(self) -> str | None:
+        """The system message. Set it to have the model read everything anew under another one."""
+        return self._record.system
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        checked = _checked_system(text)
+        with self._claimed():
+            self._record = replace(self._record, system=checked)
+
+    @property
+    def tools(self) -> list[Mapping[str, Any]]:
+        """The functions that the model may call."""
+        return copy.deepcopy(self._record.tools.definitions)
+
+    @property
+    def settings(self) -> Settings:
+        """How answers are made."""
+        return self._record.settings
+
+    @property
+    def usage(self) -> Usage:
+        """What all turns took together."""
+        return self._record.usage
+
+    @property
+    def forgotten(self) -> int:
+        """How many of the oldest messages, not counting the system message, trimming keeps from the model."""
+        return self._record.first
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that the model has read, and need not read again."""
+        return self._kept.tokens
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Session of {len(self._record.messages)} messages>"
+
+    # --- turns
+
+    def send(
+        self,
+        message: Said,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Reply:
+        """Say something, and take the answer.
+
+        Args:
+            message: what the user says; or a message; or several, such as the results of tools.
+            tools: functions that the model may call from now on; None leaves them as they are.
+            options: see `ChatOptions`; they hold from now on. A `seed` begins the random numbers anew.
+
+        Raises:
+            RequestError: something makes no sense, or the session is busy; `param` says what.
+            ContextTooLong: the conversation and its answer do not fit the context.
+            Cancelled: another thread called `cancel`.
+            TemplateError: the template failed, or refused the messages.
+            DiskError, CorruptModel: an expert could not be read.
+        """
+        for event in self.stream(message, tools=tools, **options):
+            if isinstance(event, Finished):
+                return event.reply
+        raise AssertionError("a stream ends with its reply")
+
+    def stream(
+        self,
+        message: Said,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Iterator[Event]:
+        """Say something, and take the answer piece by piece.
+
+        Arguments and errors are those of `send`. The turn counts once `Finished` comes; whoever leaves before takes it back.
+        """
+        said = _checked_said(message)
+        self._record.settings.updated(options)  # refused now, not at the first piece
+        offered = None if tools is None else ToolSet(tools)
+        return self._turn(said, offered, dict(options))
+
+    def cancel(self) -> None:
+        """End the answer that another thread is waiting for, as soon as the step is done. Without one, nothing happens."""
+        if self._busy.locked():
+            self._cancelled.set()
+
+    def reset(self) -> None:
+        """Forget all messages, and what they took. The settings stay."""
+        with self._claimed():
+            record = self._record
+            self._kept = Kept(self._responder.engine)
+            self._record = Record(
+                record.system, record.tools, record.settings, record.random, record.overflow
+            )
+
+    def fork(self) -> Self:
+        """The same conversation, to go on apart: with the same words it gives the same answers, bit for bit."""
+        with self._claimed():
+            other = type(self).__new__(type(self))
+            other._begin_with(self._responder, self._record)
+            with self._responder.lock:
+                other._kept = self._kept.copy()
+            return other
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the conversation to a file, in one step. The model's memory of it is not written.
+
+        Raises:
+            DiskError: if it cannot be written.
+            RequestError: if the session is busy.
+        """
+        with self._claimed():
+            write_record(path, self._record, self._responder.fingerprint)
+
+    # --- how a turn goes
+
+    def _turn(
+        self, said: list[dict[str, Any]], tools: ToolSet | None, options: Mapping[str, Any]
+    ) -> Iterator[Event]:
+        with self._claimed():
+            before = self._record
+            settings = before.settings.updated(options)
+            record = replace(
+                before, settings=settings, tools=before.tools if tools is None else tools
+            )
+            record, prompt = self._fitting(record, said)
+            random = _generator(record, options)
+            with self._responder.lock:
+                self._check()
+                state = self._kept.begin(prompt.ids)
+            try:
+                certain = self._certain(record, said, prompt)
+                steps = self._steps(prompt, certain, state, settings, random)
+                events = self._responder.events(
+                    steps, prompt, record.tools, settings, state.position
+                )
+                with closing(events):
+                    for event in events:
+                        if isinstance(event, Finished):
+                            self._commit(record, said, event.reply, random)
+                        yield event
+            finally:
+                with self._responder.lock:
+                    self._kept.undo()  # does nothing after a commit
+
+    def _commit(
+        self,
+        record: Record,
+        said: list[dict[str, Any]],
+        reply: Reply,
+        random: np.random.Generator,
+    ) -> None:
+        """End the turn: everything that it changes, in one assignment."""
+        self._check()
+        answer = checked_message("reply", reply.message)
+        after = replace(
+            record,
+            messages=(*record.messages, *said, answer),
+            random=_state(random),
+            usage=record.usage + reply.usage,
+        )
+        self._kept.settle()
+        self._record = after
+
+    def _steps(
+        self,
+        prompt: Prompt,
+        certain: int,
+        state: State[Any],
+        settings: Settings,
+        random: np.random.Generator,
+    ) -> Iterator[Step]:
+        """The steps of a turn, leaving a mark after the first `certain` tokens of the prompt."""
+        engine = self._responder.engine
+        if state.position < certain < len(prompt.ids):
+            tokens = prompt.ids[state.position : certain]
+            advance(engine.network, state, tokens, engine.chunk_rows, self._check)
+            self._kept.mark()
+        steps = self._responder.steps(
+            prompt, settings, check=self._check, state=state, random=random
+        )
+        for count, step in enumerate(steps):
+            if count == 0 and certain == len(prompt.ids):
+                self._kept.mark()
+            yield step
+
+    def _fitting(self, record: Record, said: list[dict[str, Any]]) -> tuple[Record, Prompt]:
+        """The prompt, and what remains of the record after trimming."""
+        engine, settings = self._responder.engine, record.settings
+        context = engine.context_tokens
+        room = settings.max_tokens or min(_ANSWER_ROOM, context // 4)
+        limit = context + 1 - room
+        while True:
+            messages = [*record.opening, *record.messages[record.first :], *said]
+            prompt = self._responder.prompt(messages, record.tools, settings)
+            if len(prompt.ids) > limit and record.overflow == "trim":
+                later = _next_turn(record, said)
+                if later is not None:
+                    record = replace(record, first=later)
+                    # Down to three quarters, so that the turns to come need no trimming: each one means that everything
+                    # is read again.
+                    limit = min(limit, context * 3 // 4)
+                    continue
+            admit(engine, prompt.ids, settings.max_tokens)
+            return record, prompt
+
+    def _certain(self, record: Record, said: list[dict[str, Any]], prompt: Prompt) -> int:
+        """How much of the prompt the next turn's will begin with, whatever is answered."""
+        messages = [*record.opening, *record.messages[record.first :], *said, *_PROBE]
+        try:
+            probe = self._responder.prompt(messages, record.tools, record.settings)
+        except (TemplateError, RequestError):  # a template that allows no such answer: no mark
+            return 0
+        return common_length(prompt.ids, probe.ids)
+
+    def _check(self) -> None:
+        self._responder.check_open()
+        if self._cancelled.is_set():
+            raise Cancelled("the answer was cancelled")
+
+    def _claimed(self) -> _Claim:
+        return _Claim(self._busy, self._cancelled)
+
+
+class _Claim:
+    """The right to change a session, or a refusal."""
+
+    def __init__(self, busy: threading.Lock, cancelled: threading.Event) -> None:
+        self._busy = busy
+        self._cancelled = cancelled
+
+    def __enter__(self) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise RequestError(
+                "the session is busy with an answer: wait for it, cancel it, or fork before",
+                code="busy",
+            )
+        self._cancelled.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._busy.release()
+
+
+def _checked_system(text: object) -> str | None:
+    if text is not None and not isinstance(text, str):
+        raise RequestError(f"system: must be text, not a {type(text).__name__}", param="system")
+    return text or None
+
+
+def _checked_said(message: object) -> list[dict[str, Any]]:
+    """What is said, as messages."""
+    if isinstance(message, str):
+        if not message:
+            raise RequestError("the message is empty", param="message")
+        return [{"role": "user", "content": message}]
+    several = message if isinstance(message, list | tuple) else [message]
+    said = [checked_message(f"message[{i}]", one) for i, one in enumerate(several)]
+    if not said or said[-1]["role"] not in {"user", "tool"}:
+        raise RequestError(
+            "message: the last must be the user's, or the result of a tool", param="message"
+        )
+    if any(one["role"] == "system" for one in said):
+        raise RequestError("message: set session.system for a system message", param="message")
+    return said
+
+
+def _next_turn(record: Record, said: list[dict[str, Any]]) -> int | None:
+    """Where the second of the turns that the model is shown begins; None if there is but one."""
+    begins = [i for i, one in enumerate(record.messages) if one["role"] == "user"]
+    if any(one["role"] == "user" for one in said):
+        begins.append(len(record.messages))
+    return next((i for i in begins if i > record.first), None)
+
+
+def _state(random: np.random.Generator) -> dict[str, Any]:
+    return copy.deepcopy(dict(random.bit_generator.state))
+
+
+def _generator(record: Record, options: Mapping[str, Any]) -> np.random.Generator:
+    """The random numbers of a turn: those of the session, unless a seed begins them anew."""
+    if "seed" in options or getattr(options.get("sampling"), "seed", None) is not None:
+        return record.settings.sampling.generator()
+    return record.generator()
