@@ -129,7 +129,8 @@ class Settings:
         return replace(self, **changes)
 
     def _sampled(self, options: Mapping[str, Any]) -> Sampling:
-        base = options.get("sampling") or self.sampling
+        base = options.get("sampling")
+        base = self.sampling if base is None else base
         if not isinstance(base, Sampling):
             raise RequestError(f"sampling = {base!r:.80}: must be a Sampling", param="sampling")
         return replace(base, **{name: options[name] for name in _SAMPLING if name in options})

@@ -82,7 +82,7 @@ class Responder:
         self.stop_ids = stop_ids
         self.experts = experts
         self.fingerprint = fingerprint
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a forgotten stream may be collected while a step is made
         self.last_run: Run | None = None
         self._folder = folder
         self._template: ChatTemplate | None = None

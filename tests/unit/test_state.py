@@ -50,3 +50,73 @@ def test_the_draft_head_has_a_position_of_its_own():
     assert (span.position, span.state) == (4, draft)
     assert state.draft_position == 4
     assert make().draft_position == 0
+
+
+def arrays(tokens=(), *, draft=True):
+    """A state of arrays, each full of its own number."""
+
+    def full(value):
+        return np.full((2, 3), float(value))
+
+    attention = AttentionState(full(1), full(2), full(3), full(4), length=5)
+    head = AttentionState(full(5), full(6), full(7), full(8), length=2) if draft else None
+    return State(
+        (DeltaState(full(9), full(10)), attention), {0: PleState(full(11))}, head, 99, list(tokens)
+    )
+
+
+class Copies:
+    """The part of a backend that copying takes."""
+
+    def copy(self, array):
+        return array.copy()
+
+
+def everything(state):
+    """All that a state holds, by value."""
+    parts = [*state.layers, *state.ple.values(), state.draft]
+    return [state.tokens, [str(part) for part in parts]]
+
+
+@pytest.mark.parametrize("draft", [True, False])
+def test_a_copy_goes_its_own_way(draft):
+    state = arrays([1, 2], draft=draft)
+    before = everything(state)
+    other = state.copy(Copies())
+    assert everything(other) == before
+    other.tokens.append(3)
+    other.delta(0).matrix[:] = 0
+    other.attention(1).keys[:] = 0
+    other.attention(1).length += 1
+    other.ple[0].history[:] = 0
+    assert everything(state) == before
+
+
+@pytest.mark.parametrize("draft", [True, False])
+def test_going_back_more_than_once(draft):
+    state = arrays([1, 2], draft=draft)
+    before = everything(state)
+    point = state.snapshot(Copies())
+    assert point.position == 2
+    for _ in range(2):
+        state.tokens.extend([3, 4])
+        state.delta(0).history[:] = 0
+        state.delta(0).matrix = np.zeros(1)
+        state.attention(1).length = 7
+        state.ple[0].history[:] = 0
+        if state.draft is not None:
+            state.draft.length = 3
+        state.restore(point, Copies())
+        assert everything(state) == before
+
+
+def test_states_may_hold_more_than_arrays():
+    """Whatever the operations keep beside their arrays is carried along; lists and tuples are copied inside."""
+    state = arrays([1])
+    inner = np.ones(2)
+    state.delta(0).history = [inner, None, (3, "x", inner)]
+    point = state.snapshot(Copies())
+    inner[:] = 5
+    state.restore(point, Copies())
+    first, nothing, (number, word, last) = state.delta(0).history
+    assert (first.tolist(), nothing, number, word, last.tolist()) == ([1, 1], None, 3, "x", [1, 1])
