@@ -242,9 +242,9 @@ def test_cancelled_at_the_very_end(session):
 def test_interrupted_by_a_signal(session):
     """Ctrl-C, as it comes to a script that did not prepare for it."""
     with unharmed(session):
-        timer = threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGINT))
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
         with pytest.raises(KeyboardInterrupt):
-            timer.start()
             session.send("Tell me more.", max_tokens=150, logit_bias={2: -100, 0: -100})
         timer.join()
 
