@@ -29,6 +29,7 @@ from cherenkov.preparation import locate
 from cherenkov.sampling import Sampling
 from cherenkov.state import Rows
 from cherenkov.text.reasoning import OPEN, opens_reasoning
+from cherenkov.text.stops import StopStrings
 from cherenkov.text.tokenizer import Tokenizer
 from cherenkov.text.tool_schema import ToolSet
 from cherenkov.units import MIB
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from cherenkov.chat.options import ChatOptions
     from cherenkov.chat.replies import Event
     from cherenkov.generate import Step
+    from cherenkov.text.stops import StopMatcher
 
 __all__ = ["Model", "Run"]
 
@@ -186,6 +188,7 @@ class Model:
         thinking: bool = False,
         raw: bool = False,
         ignore_eos: bool = False,
+        stop: str | Sequence[str] | None = None,
     ) -> str:
         """Answer a prompt.
 
@@ -197,6 +200,7 @@ class Model:
             thinking: let the model think first, if its template knows how.
             raw: do not apply the chat template; spellings of control tokens are control tokens.
             ignore_eos: go on to `max_tokens`, whatever the model says.
+            stop: a string, or at most 32, before which the answer ends.
 
         Raises:
             RequestError: the prompt is empty, does not fit the context, or a value makes no sense.
@@ -212,6 +216,7 @@ class Model:
                 thinking=thinking,
                 raw=raw,
                 ignore_eos=ignore_eos,
+                stop=stop,
             )
         )
 
@@ -225,10 +230,12 @@ class Model:
         thinking: bool = False,
         raw: bool = False,
         ignore_eos: bool = False,
+        stop: str | Sequence[str] | None = None,
     ) -> Iterator[str]:
         """Answer a prompt piece by piece. The pieces join to what `generate` returns; arguments are its own."""
         if not isinstance(sampling, Sampling):
             raise RequestError(f"sampling = {sampling!r}: must be a Sampling", param="sampling")
+        stops = StopStrings(stop).matcher()
         ids = self.encode_prompt(prompt, system=system, thinking=thinking, raw=raw)
         stop_ids = frozenset() if ignore_eos else self._responder.stop_ids
         steps = generate(
@@ -239,7 +246,8 @@ class Model:
             stop_ids=stop_ids,
             check=self._responder.check_open,
         )
-        pieces = self._text(self._timed(self._responder.taking_turns(steps), len(ids)))
+        turns = self._responder.taking_turns(steps)
+        pieces = self._pieces(turns, len(ids), stops)
         if not raw and opens_reasoning(self._tokenizer.decode(ids[-_TAIL_TOKENS:], special=True)):
             # The prompt began the thinking; the answer should hold the whole block, not its end alone.
             return itertools.chain([f"{OPEN}\n"], pieces)
@@ -460,21 +468,24 @@ class Model:
                     last = min(first + few, stop - start)
                     yield self._backend.host(network.logits(wide, range(first, last)))
 
-    def _timed(self, steps: Iterator[Step], prompt_tokens: int) -> Iterator[Step]:
-        """The same steps; leaves `last_run` behind, also when the caller goes away."""
+    def _pieces(
+        self, steps: Iterator[Step], prompt_tokens: int, stops: StopMatcher
+    ) -> Iterator[str]:
+        """The text of steps, up to a stop string; leaves `last_run` behind, also when the caller goes away."""
         watch = Stopwatch(self.experts.stats, prompt_tokens)
+        decoder = self._tokenizer.decoder()
         try:
             for step in steps:
                 watch.tick(step)
-                yield step
+                piece = "" if step.finish_reason == "stop" else decoder.feed(step.token)
+                ended = step.finish_reason is not None
+                piece = stops.feed(piece + decoder.flush() if ended else piece)
+                piece += stops.flush() if ended else ""
+                if stops.found is not None:
+                    watch.stop()
+                if piece:
+                    yield piece
+                if stops.found is not None:
+                    return
         finally:
             self._responder.last_run = watch.run()
-
-    def _text(self, steps: Iterator[Step]) -> Iterator[str]:
-        decoder = self._tokenizer.decoder()
-        for step in steps:
-            piece = "" if step.finish_reason == "stop" else decoder.feed(step.token)
-            if step.finish_reason is not None:
-                piece += decoder.flush()
-            if piece:
-                yield piece

@@ -19,7 +19,11 @@ from cherenkov_cli.show import complain
 
 __all__ = ["cli", "run"]
 
-_COMMANDS = ("run", "prepare", "verify", "inspect", "doctor", "paths")
+_COMMANDS = ("run", "chat", "prepare", "verify", "inspect", "doctor", "paths")
+
+_COMPLETE = "_CHERENKOV_COMPLETE"
+_COMPLETION = click.Option(["--complete"], envvar=_COMPLETE)
+"""How shells ask what a line may go on with; see `docs/conversations.md`."""
 
 _HELP = """Run Mixture-of-Experts language models far larger than memory.
 
@@ -27,6 +31,7 @@ _HELP = """Run Mixture-of-Experts language models far larger than memory.
     cherenkov demo "What is the capital of France?"
     cherenkov prepare path/to/checkpoint --output path/to/store
     cherenkov run path/to/store "What is the capital of France?"
+    cherenkov chat path/to/store
 """
 
 
@@ -47,6 +52,13 @@ class Commands(click.Group):
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # while completing, nothing is guessed or refused
+            return super().parse_args(ctx, args)
+        asked = _COMPLETION.resolve_envvar_value(ctx)
+        if asked:
+            from click.shell_completion import shell_complete
+
+            ctx.exit(shell_complete(self, {}, "cherenkov", _COMPLETE, asked))
         if args and args[0] not in {*_COMMANDS, "--help", "--version"}:
             self._refuse_slips(ctx, args)
             args = ["run", *args]

@@ -17,10 +17,23 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
+    from cherenkov.chat.replies import Run, Usage
     from cherenkov.events import Event
-    from cherenkov.model import Run
+    from cherenkov.text.tool_calls import ToolCall
 
-__all__ = ["Reporter", "complain", "one_line", "print_json", "say", "summary", "table"]
+__all__ = [
+    "Reporter",
+    "answer_as_json",
+    "call_line",
+    "complain",
+    "one_line",
+    "pace",
+    "print_json",
+    "say",
+    "summary",
+    "table",
+    "visible",
+]
 
 _PLAIN_INTERVAL_S = 5.0
 
@@ -28,6 +41,11 @@ _PLAIN_INTERVAL_S = 5.0
 def one_line(text: str) -> str:
     """`text` on a single line, without characters that a terminal obeys; names of files may hold both."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def visible(text: str) -> str:
+    """`text` without characters that a terminal obeys, line breaks and tabs apart."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def say(text: str) -> None:
@@ -55,13 +73,53 @@ def table(rows: Iterable[Sequence[object]], *, indent: str = "  ") -> str:
     )
 
 
+def call_line(call: ToolCall) -> str:
+    """A call of a tool, on one line: the function's name and its arguments in JSON."""
+    return one_line(f"{call.name} {json.dumps(call.arguments, ensure_ascii=False)}")
+
+
+def answer_as_json(
+    text: str,
+    finish_reason: str | None,
+    usage: Usage,
+    *,
+    reasoning: str = "",
+    calls: Sequence[ToolCall] = (),
+) -> dict[str, Any]:
+    """An answer for programs."""
+    return {
+        "text": text,
+        "reasoning": reasoning,
+        "tool_calls": [{"name": c.name, "arguments": c.arguments} for c in calls],
+        "finish_reason": finish_reason,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "output_tokens": usage.output_tokens,
+        },
+        "timings": {
+            "prefill_s": round(usage.prefill_s, 6),
+            "decode_s": round(usage.decode_s, 6),
+        },
+    }
+
+
+def pace(usage: Usage) -> str:
+    """What a turn of a conversation took, on one line."""
+    fresh = usage.prompt_tokens - usage.cached_tokens
+    return (
+        f"{usage.output_tokens} tokens ({_rate(usage.output_tokens - 1, usage.decode_s)}); "
+        f"read {fresh} of {usage.prompt_tokens} in {format_seconds(usage.prefill_s)}"
+    )
+
+
 def summary(run: Run, backend: str) -> str:
     """What an answer took, on one line."""
     asked = run.experts.hits + run.experts.misses
     parts = [
         (
             f"prompt {run.prompt_tokens} tokens in {format_seconds(run.prefill_s)}"
-            f" ({_rate(run.prompt_tokens, run.prefill_s)})"
+            f" ({_rate(run.prompt_tokens - run.cached_tokens, run.prefill_s)})"
         ),
         # The first token of the answer comes out of the prompt: decoding took its time for the others.
         f"answer {run.output_tokens} tokens ({_rate(run.output_tokens - 1, run.decode_s)})"

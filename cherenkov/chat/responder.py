@@ -191,6 +191,7 @@ class Responder:
                     watch.tick(step)
                     yield from answer.feed(step)
                     if answer.is_over:
+                        watch.stop()
                         break
             finally:
                 self.last_run = watch.run()
@@ -225,6 +226,10 @@ class Stopwatch:
         self._count += 1
         self._first = self._last if self._count == 1 else self._first
         self._reason = step.finish_reason
+
+    def stop(self) -> None:
+        """No step will come: a stop string was found, or calls are over."""
+        self._reason = "stop"
 
     def run(self) -> Run:
         """The figures so far."""

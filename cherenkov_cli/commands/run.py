@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cherenkov.errors import RequestError
-from cherenkov_cli.show import Reporter, say, summary, table
+from cherenkov_cli.options import (
+    engine_options,
+    load_settings_of,
+    read_tools,
+    sampling_of,
+    sampling_options,
+)
+from cherenkov_cli.show import Reporter, answer_as_json, call_line, say, summary, table
 
 if TYPE_CHECKING:
     from cherenkov.comparison import Difference
@@ -25,85 +33,80 @@ _DEFAULT_TOLERANCE = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The command line, parsed."""
+    """The command line, parsed and checked."""
 
-    model: str
     prompt: str
     max_tokens: int
-    max_ctx: int | None
     system: str | None
     raw: bool
     think: bool
     no_eos: bool
-    repeat: int
-    check: bool
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int | None
-    backend: str | None
-    threads: int | None
-    pool_gb: str | None
-    precision: str | None
-    cpu_isa: str | None
+    json: bool
     quiet: bool
+    sampling: Sampling
+    stop: tuple[str, ...]
+    tools: list[Any] | None
+    settings: dict[str, Any]
 
-    def sampling(self) -> Sampling:
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> _Options:
+        """Check what can be checked without a model, which may take long to load."""
         from cherenkov.sampling import Sampling
+        from cherenkov.text.stops import StopStrings
+        from cherenkov.text.tool_schema import ToolSet
 
-        return Sampling(self.temperature, self.top_k, self.top_p, self.seed)
+        tools = read_tools(given["tools"])
+        ToolSet(tools)
+        if tools is not None and (given["raw"] or given["no_eos"]):
+            raise RequestError("tools: not together with --raw or --no-eos", param="tools")
+        return cls(
+            prompt=_read_prompt(given["prompt"]),
+            sampling=Sampling(**sampling_of(given)),
+            stop=StopStrings(given["stop"]).strings,
+            tools=tools,
+            settings=load_settings_of(given),
+            **{
+                name: given[name]
+                for name in ("max_tokens", "system", "raw", "think", "no_eos", "json", "quiet")
+            },
+        )
 
-    def settings(self) -> dict[str, Any]:
-        given = {
-            "backend": self.backend,
-            "context_tokens": self.max_ctx,
-            "pool": self.pool_gb,
-            "threads": self.threads,
-            "precision": self.precision,
-            "isa": self.cpu_isa,
-        }
-        return {key: value for key, value in given.items() if value is not None}
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        opening = [{"role": "system", "content": self.system}] if self.system else []
+        return [*opening, {"role": "user", "content": self.prompt}]
 
 
 @click.command("run", short_help="Answer a prompt.")
 @click.argument("model")
 @click.argument("prompt")
 @click.option("--max-tokens", type=int, default=64, show_default=True, help="Longest answer.")
-@click.option("--max-ctx", type=int, metavar="TOKENS", help="Longest prompt and answer together.")
 @click.option("--system", metavar="TEXT", help="System message.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without chat template.")
 @click.option("--think", is_flag=True, help="Let the model think before it answers.")
 @click.option("--no-eos", is_flag=True, help="Go on to --max-tokens, whatever the model says.")
+@click.option("--tools", metavar="FILE", help="Functions to offer, as a JSON list of schemas.")
+@click.option("--json", is_flag=True, help="Print the answer as one JSON object, on one line.")
 @click.option("--repeat", type=click.IntRange(1), default=1, metavar="N", help="Answer N times.")
 @click.option("--check", is_flag=True, help="Compare with the reference backend, layer by layer.")
-@click.option("--temperature", type=float, default=0.0, help="0, the default, is greedy.")
-@click.option("--top-k", type=int, default=0, help="Keep the K most likely tokens; 0 keeps all.")
-@click.option("--top-p", type=float, default=1.0, help="Keep the likeliest of this probability.")
-@click.option("--seed", type=int, help="Same seed, same answer.")
-@click.option("--backend", metavar="NAME", help="auto, native or reference.")
-@click.option("--threads", type=int, metavar="N", help="Compute threads; 0 is one a core.")
-@click.option("--pool-gb", metavar="GB", help="Memory for experts: a size, adaptive or max.")
-@click.option("--precision", metavar="NAME", help="Of activations: float32, bf16, int16, int8.")
-@click.option("--cpu-isa", metavar="NAME", help="avx512_bf16, avx512_vnni, avx2 or portable.")
-@click.option("--quiet", "-q", is_flag=True, help="No timings, progress or notes.")
-def command(**given: Any) -> int:
+@sampling_options
+@engine_options
+def command(model: str, repeat: int, check: bool, **given: Any) -> int:
     """Answer PROMPT with MODEL.
 
     MODEL is "demo", or the folder of a store or checkpoint; a checkpoint is prepared first, once. PROMPT is text, or
     "-" to read standard input.
     """
-    options = _Options(**given)
-    prompt = _read_prompt(options.prompt)
-    sampling = options.sampling()
+    options = _Options.of(given)
 
     from cherenkov.model import Model
 
     with Reporter(quiet=options.quiet) as report:
-        model = Model.load(options.model, on_event=report, **options.settings())
-    with model:
-        for _ in range(options.repeat):
-            _answer(model, prompt, sampling, options)
-        return _check(model, prompt, options) if options.check else 0
+        loaded = Model.load(model, on_event=report, **options.settings)
+    with loaded:
+        for _ in range(repeat):
+            _answer(loaded, options)
+        return _check(loaded, options) if check else 0
 
 
 def _read_prompt(given: str) -> str:
@@ -129,31 +132,83 @@ def _read_stdin() -> str:
         ) from error
 
 
-def _answer(model: Model, prompt: str, sampling: Sampling, options: _Options) -> None:
-    pieces = model.stream(
-        prompt,
-        max_tokens=options.max_tokens,
-        sampling=sampling,
-        system=options.system,
-        thinking=options.think,
-        raw=options.raw,
-        ignore_eos=options.no_eos,
-    )
-    for piece in pieces:
-        print(piece, end="", flush=True)
-    print(flush=True)
+def _answer(model: Model, options: _Options) -> None:
+    if options.tools is not None or (options.json and not options.raw and not options.no_eos):
+        _converse(model, options)
+    else:
+        _continue(model, options)
     if model.last_run is not None and not options.quiet:
         say(summary(model.last_run, model.backend_name))
 
 
-def _check(model: Model, prompt: str, options: _Options) -> int:
+def _continue(model: Model, options: _Options) -> None:
+    """Answer with text alone, thoughts included."""
+    pieces = model.stream(
+        options.prompt,
+        max_tokens=options.max_tokens,
+        sampling=options.sampling,
+        system=options.system,
+        thinking=options.think,
+        raw=options.raw,
+        ignore_eos=options.no_eos,
+        stop=options.stop,
+    )
+    if options.json:
+        text = "".join(pieces)
+        run = model.last_run
+        assert run is not None
+        print(json.dumps(answer_as_json(text, run.finish_reason, run.usage), ensure_ascii=False))
+        return
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print(flush=True)
+
+
+def _converse(model: Model, options: _Options) -> None:
+    """Answer with thoughts, text and calls apart."""
+    from cherenkov.chat.replies import Finished, TextDelta, ToolCallEvent
+
+    shown = ""
+    for event in model.stream_chat(
+        options.messages,
+        tools=options.tools,
+        sampling=options.sampling,
+        max_tokens=options.max_tokens,
+        thinking=options.think,
+        stop=options.stop,
+    ):
+        if isinstance(event, Finished):
+            reply = event.reply
+            if options.json:
+                line = answer_as_json(
+                    reply.text,
+                    reply.finish_reason,
+                    reply.usage,
+                    reasoning=reply.reasoning,
+                    calls=reply.tool_calls,
+                )
+                print(json.dumps(line, ensure_ascii=False), flush=True)
+            elif not shown.endswith("\n"):
+                print(flush=True)
+        elif options.json:
+            continue
+        elif isinstance(event, TextDelta):
+            shown = event.text
+            print(shown, end="", flush=True)
+        elif isinstance(event, ToolCallEvent):
+            before = "\n" if shown and not shown.endswith("\n") else ""
+            shown = f"{before}{call_line(event.call)}\n"
+            print(shown, end="", flush=True)
+
+
+def _check(model: Model, options: _Options) -> int:
     """Compare with the reference. What was asked for is shown even if quiet."""
     from cherenkov.config import load_settings
 
-    precision = load_settings(**options.settings()).precision
+    precision = load_settings(**options.settings).precision
     tolerance = _TOLERANCE.get(precision, _DEFAULT_TOLERANCE)
     ids = model.encode_prompt(
-        prompt, system=options.system, thinking=options.think, raw=options.raw
+        options.prompt, system=options.system, thinking=options.think, raw=options.raw
     )
     differences = model.check(ids, margin=tolerance)
     say(f"largest difference from the reference over {len(ids)} prompt tokens:")

@@ -260,3 +260,116 @@ def test_a_reader_that_has_enough(store):
     err = running.stderr.read()
     running.stderr.close()
     assert (running.wait(), err) == (1, "")
+
+
+# --- answers for programs, tools, stop strings
+
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "Weather of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+
+
+@pytest.fixture
+def tools(tmp_path):
+    path = tmp_path / "tools.json"
+    path.write_text(json.dumps({"tools": [WEATHER]}))
+    return str(path)
+
+
+def answers(out):
+    """The objects on the lines of standard output."""
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_an_answer_as_json(store, capsys):
+    assert run([store, QUESTION, "--json", "-q", "--repeat", "2"]) == 0
+    out, err = capsys.readouterr()
+    first, second = answers(out)
+    assert err == ""
+    assert set(first) == {"text", "reasoning", "tool_calls", "finish_reason", "usage", "timings"}
+    assert (first["text"], first["reasoning"], first["tool_calls"]) == (ANSWER.strip(), "", [])
+    assert first["finish_reason"] == "stop"
+    assert first["usage"] == {"prompt_tokens": 22, "cached_tokens": 0, "output_tokens": 9}
+    assert first["timings"]["prefill_s"] > 0
+    assert second["text"] == first["text"]
+
+
+@pytest.mark.parametrize("options", [["--raw"], ["--no-eos"]])
+def test_json_of_a_continued_text(store, capsys, options):
+    assert run([store, QUESTION, "--json", "-q", "--max-tokens", "5", *options]) == 0
+    (answer,) = answers(capsys.readouterr().out)
+    assert answer["text"]
+    assert (answer["finish_reason"], answer["usage"]["output_tokens"]) == ("length", 5)
+
+
+def test_tools(store, tools, capsys):
+    question = "What is the weather in Paris?"
+    assert run([store, question, "--tools", tools, "-q"]) == 0
+    assert capsys.readouterr() == ('get_weather {"city": "Paris"}\n', "")
+    assert run([store, question, "--tools", tools, "-q", "--json"]) == 0
+    (answer,) = answers(capsys.readouterr().out)
+    assert answer["tool_calls"] == [{"name": "get_weather", "arguments": {"city": "Paris"}}]
+    assert (answer["text"], answer["finish_reason"]) == ("", "tool_calls")
+    assert run([store, QUESTION, "--tools", tools, "-q"]) == 0
+    assert capsys.readouterr().out.endswith("\n")
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--no-eos"]])
+def test_stop_strings(store, capsys, options):
+    assert run([store, QUESTION, "--stop", "zzz", "--stop", " is", "-q", *options]) == 0
+    out = capsys.readouterr().out
+    text = answers(out)[0]["text"] if "--json" in options else out.rstrip("\n")
+    assert text == "The capital of France"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--tools", "absent.json"], "absent.json: cannot read"),
+        (["--stop", "x" * 300], "stop[0]: must be a string of 1 to 256"),
+        ([word for _ in range(40) for word in ("--stop", "x")], "40 strings"),
+        (["--logit-bias", "1"], "logit_bias = '1'"),
+        (["--logit-bias", "1=500"], "logit_bias[1]"),
+        (["--min-p", "2"], "min_p = 2.0"),
+        (["--presence-penalty", "9"], "presence_penalty"),
+        (["--repetition-penalty", "0"], "repetition_penalty"),
+    ],
+)
+def test_bad_settings_are_refused_before_loading(capsys, options, words):
+    assert run(["run", "no such model", QUESTION, *options]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("5", "must hold a list"),
+        ('{"tools": 5}', "must hold a list"),
+        ("[5]", "tools[0]: must be a mapping"),
+        ('[{"name": "a b"}]', "letters, digits"),
+        ('[{"name": "f", "parameters": []}]', "must be a JSON schema"),
+    ],
+)
+def test_bad_tools_are_refused_before_loading(tmp_path, capsys, text, words):
+    path = tmp_path / "tools.json"
+    path.write_text(text)
+    assert run(["run", "no such model", QUESTION, "--tools", str(path)]) == 1
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_tools_need_the_template(tools, capsys):
+    assert run(["run", "no such model", QUESTION, "--tools", tools, "--raw"]) == 1
+    assert "not together with --raw" in capsys.readouterr().err

@@ -97,7 +97,13 @@ code = run(sys.argv[1:])
 print([m for m in {heavy} if m in sys.modules], file=sys.stderr)
 sys.exit(code)
 """
-    for arguments in (["--help"], ["--version"], ["run", "--help"], ["doctor", "--help"]):
+    for arguments in (
+        ["--help"],
+        ["--version"],
+        ["run", "--help"],
+        ["chat", "--help"],
+        ["doctor", "--help"],
+    ):
         done = _python(code, *arguments)
         assert (done.returncode, done.stderr) == (0, "[]\n"), arguments
         assert "cherenkov" in done.stdout
@@ -105,7 +111,7 @@ sys.exit(code)
 
 def test_help_names_every_command():
     out = _python(MAIN, "--help").stdout
-    for name in ("run", "prepare", "verify", "inspect", "doctor", "paths", "--version"):
+    for name in ("run", "chat", "prepare", "verify", "inspect", "doctor", "paths", "--version"):
         assert name in out
 
 

@@ -109,7 +109,9 @@ def test_every_option_arrives(fake):
     line = (
         "run m p --max-tokens 7 --max-ctx 99 --raw --no-eos --system S --think --backend native "
         "--threads 3 --pool-gb 0.5 --temperature 0.7 --top-k 20 --top-p 0.9 --seed 5 "
-        "--precision bf16 --cpu-isa avx2 --repeat 2"
+        "--precision bf16 --cpu-isa avx2 --repeat 2 --min-p 0.1 --presence-penalty 1 "
+        "--frequency-penalty -1 --repetition-penalty 1.1 --logit-bias 5=-2 --logit-bias 6=1 "
+        "--stop a --stop b"
     )
     assert run(line.split()) == 0
     assert fake.loads == [
@@ -127,11 +129,12 @@ def test_every_option_arrives(fake):
         "p",
         {
             "max_tokens": 7,
-            "sampling": sampling.Sampling(0.7, 20, 0.9, 5),
+            "sampling": sampling.Sampling(0.7, 20, 0.9, 5, 0.1, 1, -1, 1.1, {5: -2, 6: 1}),
             "system": "S",
             "thinking": True,
             "raw": True,
             "ignore_eos": True,
+            "stop": ("a", "b"),
         },
     )
     assert fake.calls == [call, call]
