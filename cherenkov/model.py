@@ -6,7 +6,6 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 from typing_extensions import override
 
 from cherenkov.architectures import family_of
@@ -20,25 +19,24 @@ from cherenkov.chat.responder import Responder, Stopwatch
 from cherenkov.chat.session import Session
 from cherenkov.comparison import Difference, admit_reference, differences
 from cherenkov.config import load_settings
-from cherenkov.errors import ContextTooLong, RequestError
+from cherenkov.errors import RequestError
 from cherenkov.events import Listener, ignore
 from cherenkov.generate import admit, generate
 from cherenkov.packing.store import PackedStore
-from cherenkov.prefill import chunks
 from cherenkov.preparation import locate
+from cherenkov.reading import Reader
 from cherenkov.sampling import Sampling
-from cherenkov.state import Rows
 from cherenkov.text.reasoning import OPEN, opens_reasoning
 from cherenkov.text.stops import StopStrings
 from cherenkov.text.tokenizer import Tokenizer
 from cherenkov.text.tool_schema import ToolSet
-from cherenkov.units import MIB
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
+    import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
@@ -51,7 +49,6 @@ if TYPE_CHECKING:
 __all__ = ["Model", "Run"]
 
 GREEDY = Sampling()
-_LOGITS_BYTES = 8 * MIB
 _TAIL_TOKENS = 8
 
 
@@ -97,6 +94,7 @@ class Model:
             experts=self.experts,
             fingerprint=store.fingerprint,
         )
+        self._reader = Reader(self._responder, self._sizes.vocab)
 
     @classmethod
     def load(  # noqa: PLR0913 - settings, each by its name
@@ -368,13 +366,15 @@ class Model:
         Raises:
             RequestError: if `ids` is empty, too long for the context, or holds an id beyond the vocabulary.
         """
-        self._admit(ids)
-        result = np.empty((len(ids), self.vocab), dtype=np.float32)
-        done = 0
-        for rows in self._logits(ids):
-            result[done : done + len(rows)] = rows
-            done += len(rows)
-        return result
+        return self._reader.logits(ids)
+
+    def routes(self, ids: Sequence[int]) -> NDArray[np.int32]:
+        """Which experts each of `ids` uses: int32 `[T, layers, top_k]`, by falling score.
+
+        Raises:
+            RequestError: as `logits`.
+        """
+        return self._reader.routes(ids)
 
     def perplexity(self, text: str) -> float:
         """Exp of the mean negative log-likelihood, in nats, of each token of `text` but the first.
@@ -387,15 +387,7 @@ class Model:
         ids = self._tokenizer.encode(text)
         if len(ids) < 2:
             raise RequestError("perplexity needs a text of at least two tokens", param="text")
-        total, done = 0.0, 0
-        for rows in self._logits(ids):
-            targets = np.array(ids[done + 1 : done + 1 + len(rows)])
-            scored = rows[: len(targets)].astype(np.float64)
-            peak = scored.max(axis=1)
-            mass = np.log(np.exp(scored - peak[:, None]).sum(axis=1)) + peak
-            total += float((mass - scored[np.arange(len(targets)), targets]).sum())
-            done += len(rows)
-        return math.exp(total / (len(ids) - 1))
+        return math.exp(self._reader.loss(ids))
 
     def check(self, ids: Sequence[int], *, margin: float = 1e-2) -> list[Difference]:
         """Run the `reference` backend beside this one, and say how far apart they are after each layer.
@@ -408,7 +400,7 @@ class Model:
             CapacityError: if the reference does not fit: it keeps the resident weights as float32, eight times as large.
             RequestError: as `logits`.
         """
-        self._admit(ids)
+        self._reader.admit(ids)
         admit_reference(self.plan, available_memory())
         reference = create("reference")
         experts = open_experts(self._store, reference, self.plan.slots, check=self._check_records)
@@ -443,30 +435,6 @@ class Model:
     @override
     def __repr__(self) -> str:
         return f"<Model {self.path.name} on {self.backend_name}>"
-
-    def _admit(self, ids: Sequence[int]) -> None:
-        if not len(ids):
-            raise RequestError("there are no tokens", param="ids")
-        if any(not isinstance(i, int | np.integer) for i in ids):
-            raise RequestError("token ids must be whole numbers", param="ids")
-        if len(ids) > self.plan.context_tokens:
-            raise ContextTooLong(len(ids), 0, self.plan.context_tokens)
-        if any(not 0 <= i < self.vocab for i in ids):
-            raise RequestError(f"token ids must be from 0 to {self.vocab - 1}", param="ids")
-
-    def _logits(self, ids: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-        """Logits in order, a few rows at a time: nothing in a model is wider. Holds the turn while a chunk lasts."""
-        self._admit(ids)
-        network = self._engine.network
-        state = network.new_state(self.plan.context_tokens)
-        few = max(1, _LOGITS_BYTES // (self.vocab * 4))
-        for start, stop in chunks(len(ids), self.plan.chunk_rows):
-            with self._responder.lock:
-                self._responder.check_open()
-                wide = network.forward(Rows([(state, ids[start:stop])]))
-                for first in range(0, stop - start, few):
-                    last = min(first + few, stop - start)
-                    yield self._backend.host(network.logits(wide, range(first, last)))
 
     def _pieces(
         self, steps: Iterator[Step], prompt_tokens: int, stops: StopMatcher

@@ -16,7 +16,7 @@ from cherenkov.backends.base import ExpertPool, Ids, Wave
 from cherenkov.experts.stats import ExpertStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from cherenkov.experts.reader import RecordReader
@@ -38,6 +38,9 @@ class ExpertStore:
         reader: where records come from; closed with the store.
         layers: record layers: the trunk's, then the draft head's.
         experts: experts a layer.
+
+    Attributes:
+        listener: if set, told the layer and the experts of its rows, `[R, K]`, whenever some are asked for.
     """
 
     def __init__(self, pool: ExpertPool, reader: RecordReader, layers: int, experts: int) -> None:
@@ -45,6 +48,7 @@ class ExpertStore:
         self.layers = layers
         self.experts = experts
         self.stats = ExpertStats()
+        self.listener: Callable[[int, Ids], None] | None = None
         self._reader = reader
         self._slot_of = np.full((layers, experts), _NOTHING, dtype=np.int32)
         self._record_in = np.full(pool.slots, _NOTHING, dtype=np.int64)
@@ -65,6 +69,8 @@ class ExpertStore:
 
     def acquire(self, layer: int, ids: Ids) -> Lease:
         """Lease the experts `ids` (any shape, repeats allowed) of a layer."""
+        if self.listener is not None:
+            self.listener(layer, ids)
         return Lease(self, layer, _distinct(ids))
 
     def close(self) -> None:

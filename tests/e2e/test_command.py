@@ -303,7 +303,7 @@ def test_an_answer_as_json(store, capsys):
 
 @pytest.mark.parametrize("options", [["--raw"], ["--no-eos"]])
 def test_json_of_a_continued_text(store, capsys, options):
-    assert run([store, QUESTION, "--json", "-q", "--max-tokens", "5", *options]) == 0
+    assert run([store, "Once upon a time", "--json", "-q", "--max-tokens", "5", *options]) == 0
     (answer,) = answers(capsys.readouterr().out)
     assert answer["text"]
     assert (answer["finish_reason"], answer["usage"]["output_tokens"]) == ("length", 5)

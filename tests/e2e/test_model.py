@@ -281,3 +281,36 @@ def test_the_reference_is_planned_at_the_width_it_keeps(glow_store):
         narrow = other.plan.dense_bytes
         if other.backend_name.startswith("native"):
             assert wide == 8 * narrow
+
+
+def test_routes_are_the_experts_that_are_used(model):
+    ids = model.encode_prompt(QUESTION)
+    routes = model.routes(ids)
+    assert routes.shape == (len(ids), 8, 4)
+    assert routes.dtype == np.int32
+    assert routes.min() >= 0
+    assert routes.max() < model.experts.experts
+    assert all(len(set(row)) == 4 for row in routes.reshape(-1, 4).tolist())
+    assert np.array_equal(model.routes(ids[:5]), routes[:5])
+    assert model.experts.listener is None
+    with pytest.raises(RequestError):
+        model.routes([])
+
+
+def test_whoever_listens_hears_every_layer(model):
+    heard = []
+    model.experts.listener = lambda layer, ids: heard.append((layer, ids.shape))
+    try:
+        model.generate(QUESTION, max_tokens=2)
+    finally:
+        model.experts.listener = None
+    prompt = len(model.encode_prompt(QUESTION))
+    assert heard == [(layer, (rows, 4)) for rows in (prompt, 1) for layer in range(8)]
+
+
+def test_a_stop_string(model):
+    assert model.generate(QUESTION, stop=[" is", "zz"]) == "The capital of France"
+    assert model.last_run.finish_reason == "stop"
+    assert model.generate(QUESTION, stop="Paris.\nzz") == ANSWER
+    with pytest.raises(RequestError, match="stop"):
+        model.generate(QUESTION, stop=[""])
