@@ -9,6 +9,7 @@ from cherenkov.errors import ContextTooLong, RequestError
 from cherenkov.logprobs import TokenLogprobs, logprobs
 from cherenkov.prefill import prefill
 from cherenkov.sampling import Occurrences, Sampling, choose
+from cherenkov.selection import Row, largest_logit
 from cherenkov.state import Rows
 
 if TYPE_CHECKING:
@@ -86,9 +87,7 @@ def generate(  # noqa: PLR0913 - settings, each by its name
     seen = Occurrences(prompt) if sampling.needs_occurrences else None
     logits = prefill(network, state, prompt[state.position :], engine.chunk_rows, check)
     for count in range(1, max_tokens + 1):
-        row, name = engine.backend.host(logits)[0], engine.backend.name  # [V]
-        token = choose(row, sampling, random, seen=seen, backend=name)
-        likely = None if top_logprobs is None else logprobs(row, token, top_logprobs, backend=name)
+        token, likely = _sampled(engine, logits, sampling, random, seen, top_logprobs)
         if token in stop_ids:
             yield Step(token, "stop", likely)
             return
@@ -99,6 +98,23 @@ def generate(  # noqa: PLR0913 - settings, each by its name
             check()
             wide = network.forward(Rows([(state, [token])]))
             logits = network.logits(wide, [0])
+
+
+def _sampled(
+    engine: Engine,
+    logits: Any,
+    sampling: Sampling,
+    random: np.random.Generator,
+    seen: Occurrences | None,
+    top: int | None,
+) -> tuple[int, TokenLogprobs | None]:
+    """A token, and how likely it was if that is asked for."""
+    host, name = engine.backend.host(logits)[0], engine.backend.name  # [V]
+    if top is None:
+        return choose(host, sampling, random, seen=seen, backend=name), None
+    row = Row(host, largest_logit(host, name), 1.0)
+    token = choose(host, sampling, random, seen=seen, backend=name, row=row)
+    return token, logprobs(host, token, top, backend=name, row=row)
 
 
 def admit(engine: Engine, prompt: Sequence[int], max_tokens: int | None) -> int:

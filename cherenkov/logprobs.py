@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cherenkov.ranges import check_whole
-from cherenkov.selection import Row, largest_ids, largest_logit
+from cherenkov.selection import Row, largest_logit
 
 if TYPE_CHECKING:
     from cherenkov.selection import Logits
@@ -33,7 +33,12 @@ class TokenLogprobs:
 
 
 def logprobs(
-    logits: Logits, token: int, top: int = 0, *, backend: str = "unknown"
+    logits: Logits,
+    token: int,
+    top: int = 0,
+    *,
+    backend: str = "unknown",
+    row: Row | None = None,
 ) -> TokenLogprobs:
     """How likely the model found a token: before penalties, biases and temperature.
 
@@ -42,6 +47,7 @@ def logprobs(
         token: the chosen one.
         top: how many alternatives to name, see `checked_top_logprobs`.
         backend: whose logits these are, for the error.
+        row: the logits, if `choose` was given it too: then what it found need not be found again.
 
     Returns:
         Logarithms with an error below 1e-5.
@@ -49,10 +55,10 @@ def logprobs(
     Raises:
         BackendError: if a logit is NaN or +inf, or all are -inf.
     """
-    largest = largest_logit(logits, backend)
-    low, high = Row(logits, largest, 1.0).mass_bounds()
-    total = largest + math.log((low + high) / 2)
-    ids = largest_ids(logits, min(top, logits.size)).tolist() if top else []
+    row = Row(logits, largest_logit(logits, backend), 1.0) if row is None else row.at(1.0)
+    low, high = row.mass_bounds()
+    total = row.largest + math.log((low + high) / 2)
+    ids = row.first(top).tolist() if top else []
     listed = tuple((i, float(logits[i]) - total) for i in ids)
     return TokenLogprobs(token, float(logits[token]) - total, listed)
 

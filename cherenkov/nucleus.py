@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cherenkov.selection import Row, draws, largest_ids, place_of
+from cherenkov.selection import Row, draws, place_of
 
 if TYPE_CHECKING:
     from cherenkov.selection import Ids, Weights
@@ -93,7 +93,7 @@ class Nucleus:
 
     def _among_first(self, count: int) -> tuple[Ids, Weights] | None:
         """All members, if they are among the `count` most likely tokens."""
-        ids = largest_ids(self.row.logits, count)
+        ids = self.row.first(count)
         weights = self.row.weights(ids)
         if ids.size == self.row.logits.size:
             size = nucleus_size(weights, self.top_p * float(weights.sum()))

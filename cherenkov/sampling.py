@@ -30,7 +30,6 @@ from cherenkov.selection import (
     Row,
     Weights,
     draws,
-    largest_ids,
     largest_logit,
     place_of,
 )
@@ -130,6 +129,7 @@ def choose(
     *,
     seen: Occurrences | None = None,
     backend: str = "unknown",
+    row: Row | None = None,
 ) -> int:
     """Choose a token.
 
@@ -139,19 +139,24 @@ def choose(
         random: the generator of this answer, from `Sampling.generator`.
         seen: the tokens of prompt and answer so far, for the penalties; None is none.
         backend: whose logits these are, for the error.
+        row: the logits, to keep what is found out about them for `logprobs`.
 
     Raises:
         BackendError: if a logit is NaN or +inf, or all are -inf.
         RequestError: if `logit_bias` names a token beyond the vocabulary.
     """
-    logits = penalised(logits, sampling, seen)
+    changed = penalised(logits, sampling, seen)
+    if changed is not logits:
+        logits, row = changed, None
     if sampling.is_greedy:
         return greedy(logits, backend=backend)
+    if row is None:
+        row = Row(logits, largest_logit(logits, backend), 1.0)
+    row = row.at(sampling.temperature)
     listed = 0 < sampling.top_k < logits.size or sampling.min_p > 0
     if listed or logits.size < DRAW_AT_LEAST:
-        kept = candidates(logits, sampling, backend=backend)
+        kept = _candidates(row, sampling)
         return int(kept.ids[place_of(random.random(), kept.probabilities)])
-    row = Row(logits, largest_logit(logits, backend), sampling.temperature)
     if sampling.top_p < 1:
         return Nucleus.of(row, sampling.top_p).draw(random.random())
     return next(draws(row, random.random()))
@@ -205,10 +210,14 @@ def candidates(logits: Logits, sampling: Sampling, *, backend: str = "unknown") 
     Raises:
         BackendError: as `choose`.
     """
-    row = Row(logits, largest_logit(logits, backend), sampling.temperature)
+    return _candidates(Row(logits, largest_logit(logits, backend), sampling.temperature), sampling)
+
+
+def _candidates(row: Row, sampling: Sampling) -> Candidates:
+    logits = row.logits
     top_p, min_p = sampling.top_p, sampling.min_p
     if 0 < sampling.top_k < logits.size:
-        ids = largest_ids(logits, sampling.top_k)
+        ids = row.first(sampling.top_k)
         weights = row.weights(ids)
         count = nucleus_size(weights, top_p * weights.sum()) if top_p < 1 else ids.size
         ids, weights = ids[:count], weights[:count]

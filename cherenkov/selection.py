@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,6 +44,8 @@ _RELATIVE_ERROR = 5e-6
 """Of a sum of float32 weights, 83 roundings of 2^-24. A weight's exponent x has a relative error of at most 3, and the
 exponential of 5, which makes 3 |x| + 5; over all weights |x| averages at most ln V, since it is the entropy less ln of the
 sum. NumPy sums a chunk in pairs, in 27 steps at most."""
+_FAR = 28.0
+"""Exponents below are not worth an exponential: a million such weights are less than 1e-6 of the largest alone."""
 _ORDINARY = (1e-3, 1e6)
 """Temperatures outside are weighed in float64: their reciprocals leave the range of float32 exponents."""
 _ROWS = 64
@@ -56,14 +58,23 @@ DRAW_AT_LEAST = 16 * _ROWS
 """The fewest logits to draw from; of fewer, weighing all is no work."""
 
 
+@dataclass(slots=True)
+class _Found:
+    """What was found out about some logits: their first tokens, and sums of weights by temperature."""
+
+    first: Ids | None = None
+    bounds: dict[float, tuple[float, float]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """The logits of one position, and what turns them into weights.
 
-    A token's weight is `exp((logit - largest) / temperature)`: the most likely token weighs 1.
+    A token's weight is `exp((logit - largest) / temperature)`: the most likely token weighs 1. What is found out is kept, so
+    that choosing a token and saying how likely it was do not look for the same things twice.
 
     Attributes:
-        logits: `[V]`.
+        logits: `[V]`; must not change.
         largest: the largest of them, finite.
         temperature: above 0.
     """
@@ -71,6 +82,18 @@ class Row:
     logits: Logits
     largest: float
     temperature: float
+    _found: _Found = field(default_factory=_Found, repr=False, compare=False)
+
+    def at(self, temperature: float) -> Row:
+        """The same logits at another temperature."""
+        return Row(self.logits, self.largest, temperature, self._found)
+
+    def first(self, count: int) -> Ids:
+        """Ids of the `count` most likely tokens, or all, most likely first, ties by id."""
+        known = self._found.first
+        if known is None or known.size < min(count, self.logits.size):
+            known = self._found.first = largest_ids(self.logits, count)
+        return known[:count]
 
     def weights(self, ids: Ids | slice) -> Weights:
         """Weights of some tokens, in float64 and in the shape of `ids`."""
@@ -87,13 +110,31 @@ class Row:
 
     def mass_bounds(self) -> tuple[float, float]:
         """Two numbers, a few millionths apart, between which the sum of all weights lies."""
+        known = self._found.bounds.get(self.temperature)
+        if known is None:
+            known = self._found.bounds[self.temperature] = self._mass_bounds()
+        return known
+
+    def _mass_bounds(self) -> tuple[float, float]:
         if not _ORDINARY[0] <= self.temperature <= _ORDINARY[1]:
             return self.mass(), self.mass()
-        scratch = np.empty(min(_CHUNK, self.logits.size), np.float32)
+        floor = self.logits.dtype.type(self.largest - _FAR * self.temperature)
+        most = math.exp((float(floor) - self.largest) / self.temperature)  # of any weight below
+        near = self.logits >= floor
+        others = near.size - int(np.count_nonzero(near))
+        # Leaving out a few costs more than it saves; and among huge logits the floor is rounded, perhaps to the largest.
+        if 2 * others < near.size or most > 2 * math.exp(-_FAR):
+            return self._summed(self.logits)
+        low, high = self._summed(self.logits[near])
+        return low, high + others * most
+
+    def _summed(self, logits: Logits) -> tuple[float, float]:
+        """Bounds of the sum of the weights of some of the logits."""
+        scratch = np.empty(min(_CHUNK, logits.size), np.float32)
         largest, scale = self.logits.dtype.type(self.largest), np.float32(1 / self.temperature)
         total = 0.0
-        for i in range(0, self.logits.size, _CHUNK):
-            chunk = self.logits[i : i + _CHUNK]
+        for i in range(0, logits.size, _CHUNK):
+            chunk = logits[i : i + _CHUNK]
             weights = scratch[: chunk.size]
             np.subtract(chunk, largest, out=weights, casting="same_kind")
             weights *= scale

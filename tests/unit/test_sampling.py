@@ -193,3 +193,32 @@ def test_large_vocabulary_sorts_only_a_little(monkeypatch):
     assert sorted_sizes
     assert max(sorted_sizes) < 2000
     assert set(kept.ids.tolist()) <= set(argsort(-row)[:40].tolist())
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(1.0, seed=1),
+        Sampling(0.7, 20, 0.9, seed=1),
+        Sampling(1.0, top_p=0.9, seed=1),
+        Sampling(0.8, min_p=0.02, seed=1),
+        Sampling(1.0, seed=1, presence_penalty=1.5),
+        Sampling(1.0, top_p=0.9, seed=1, logit_bias={3: 4}),
+    ],
+)
+def test_sharing_a_row_changes_nothing(sampling):
+    from cherenkov.logprobs import logprobs
+    from cherenkov.occurrences import Occurrences
+    from cherenkov.selection import Row
+
+    rng = np.random.default_rng(4)
+    seen = Occurrences(range(40))
+    for size in (50, 3000):
+        logits = rng.normal(0, 3, size).astype(np.float32)
+        row = Row(logits, float(logits.max()), 1.0)
+        alone, shared = (sampling.generator() for _ in range(2))
+        for _ in range(5):
+            token = choose(logits, sampling, alone, seen=seen)
+            assert choose(logits, sampling, shared, seen=seen, row=row) == token
+            assert logprobs(logits, token, 5, row=row) == logprobs(logits, token, 5)

@@ -169,3 +169,30 @@ def test_a_large_vocabulary_is_hardly_weighed(monkeypatch, sampling):
     """What costs is the float64 exponential; typical settings need it for a few tokens in a hundred."""
     seen = Occurrences(range(0, 20_000, 7))
     assert weighed(monkeypatch, sampling, seen) < V // 10
+
+
+def test_what_was_found_serves_again():
+    logits = np.random.default_rng(8).normal(0, 3, 5000).astype(np.float32)
+    row = Row(logits, float(logits.max()), 1.0)
+    order = np.argsort(-logits, kind="stable")
+    for count in (20, 5, 300, 10_000):
+        assert np.array_equal(row.first(count), order[:count])
+        assert np.array_equal(row.at(0.3).first(3), order[:3])
+    other = row.at(0.3)
+    assert other.mass_bounds() == Row(logits, row.largest, 0.3).mass_bounds()
+    assert row.mass_bounds() == Row(logits, row.largest, 1.0).mass_bounds()
+    assert row.at(0.3).mass_bounds() == other.mass_bounds() != row.mass_bounds()
+
+
+@pytest.mark.parametrize("largest", [3.0, 3e4, 3e6])
+@pytest.mark.parametrize("temperature", [1e-3, 0.5, 30.0])
+def test_far_tokens_are_bounded_whatever_the_rounding(largest, temperature):
+    """Most tokens are far below; among huge logits float32 cannot even say where far begins."""
+    rng = np.random.default_rng(9)
+    below = rng.uniform(0, 60, 100_000) * temperature
+    logits = (largest - below).astype(np.float32)
+    logits[7] = largest
+    exact = math.fsum(np.exp((logits.astype(np.float64) - largest) / temperature))
+    low, high = Row(logits, largest, temperature).mass_bounds()
+    assert low * (1 - 1e-12) <= exact <= high * (1 + 1e-12)
+    assert high <= low * (1 + 1.1e-5)
