@@ -29,7 +29,7 @@ _ENGINE = (
     click.option("--threads", type=int, metavar="N", help="Compute threads; 0 is one a core."),
     click.option("--pool-gb", metavar="GB", help="Memory for experts: a size, adaptive or max."),
     click.option("--precision", metavar="NAME", help="Of activations: float32, bf16, int16, int8."),
-    click.option("--cpu-isa", metavar="NAME", help="Instruction set of the native backend."),
+    click.option("--cpu-isa", metavar="NAME", help="avx512_bf16, avx512_vnni, avx2 or portable."),
     click.option("--quiet", "-q", is_flag=True, help="No timings, progress or notes."),
 )
 _SAMPLING = (

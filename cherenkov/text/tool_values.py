@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Declared", "declared", "value_of"]
 
-MAX_DEPTH = 64
-"""Of objects and arrays in one value: more is no argument, and would overflow whoever writes it out again."""
+MAX_DEPTH = 60
+"""Of objects and arrays in one value: more is no argument, and messages must hold it (`cherenkov.text.messages`)."""
 
 MAX_VALUES = 1 << 20
 _WHOLE = re.compile(r"[+-]?[0-9]{1,4000}")
@@ -171,6 +171,10 @@ def _json(text: str) -> Any:
     """The value of strict JSON: finite numbers, no overlong ones, no abyss."""
     try:
         found = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        if (
+            "\\u" in text
+        ):  # half a surrogate pair is no character, and could never be written to a prompt
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return _NOTHING
     return found if is_within(found, MAX_DEPTH, MAX_VALUES) else _NOTHING

@@ -230,7 +230,7 @@ def test_what_does_not_fit_says_the_numbers(model):
         model.chat(said("word " * 900))
 
 
-def test_the_templates_own_words(glow_store, tmp_path):
+def test_the_templates_own_words(glow_store, tmp_path, capsys):
     import shutil
 
     copy = shutil.copytree(glow_store, tmp_path / "store")
@@ -241,6 +241,13 @@ def test_the_templates_own_words(glow_store, tmp_path):
         with pytest.raises(TemplateError, match="Only on Sundays"):
             model.session().send("hi")
         assert model.generate("Once", raw=True, max_tokens=2)
+    from cherenkov_cli.main import run
+
+    for line in (["run", str(copy), "hi", "-q"], ["run", str(copy), "hi", "--json", "-q"]):
+        assert run(line) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err == "cherenkov: the chat template refused the messages: Only on Sundays.\n"
     (copy / "chat_template.jinja").write_text("{{ 1 / 0 }}")
     with (
         Model.load(copy, context_tokens=64) as model,

@@ -145,3 +145,36 @@ def test_usages_add_up():
     total = Usage(10, 4, 3, 1.0, 2.0) + Usage(1, 1, 1, 0.5, 0.5)
     assert total == Usage(11, 5, 4)
     assert (total.prefill_s, total.decode_s, total.total_tokens) == (1.5, 2.5, 15)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[" * 59 + "]" * 59,
+        "[" * 63 + "]" * 63,
+        '{"a":' * 61 + "1" + "}" * 61,
+        '{"a": "\\ud800"}',
+        '{"\\udfff": 1}',
+        '["\\ud83d\\ude80"]',
+        "[1e999]",
+        "9" * 4000,
+    ],
+)
+def test_whatever_the_arguments_hold_the_next_prompt_can_hold(value):
+    """What came of the model goes into the history: if it could not, the conversation would be stuck."""
+    import json
+
+    from cherenkov.text.messages import checked_messages
+
+    tools = ToolSet(
+        [{"name": "add", "parameters": {"properties": {"a": {}, "b": {"type": "number"}}}}]
+    )
+    text = (
+        "<tool_call>\n<function=add>\n"
+        f"<parameter=a>\n{value}\n</parameter>\n<parameter=b>\n{value}\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    reply, _, _ = answered([text], tools=tools)
+    assert len(reply.tool_calls) == 1
+    history = checked_messages([{"role": "user", "content": "x"}, reply.message])
+    json.dumps(history, ensure_ascii=False, allow_nan=False).encode()
