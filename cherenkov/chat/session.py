@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from typing_extensions import override
 
-from cherenkov.chat.kept import Kept, common_length
+from cherenkov.chat.kept import Kept
+from cherenkov.chat.prompting import certain_length, checked_said, fitting
 from cherenkov.chat.record import OVERFLOWS, Record, read_record, write_record
 from cherenkov.chat.replies import Finished
-from cherenkov.errors import Cancelled, RequestError, TemplateError
-from cherenkov.generate import admit
+from cherenkov.errors import Cancelled, RequestError
 from cherenkov.prefill import advance
 from cherenkov.text.messages import checked_message
 from cherenkov.text.tool_schema import ToolSet
@@ -39,13 +39,6 @@ if TYPE_CHECKING:
     Said = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 __all__ = ["Session"]
-
-_ANSWER_ROOM = 512
-"""Tokens that trimming keeps free for an answer of unknown length, within a quarter of the context."""
-_PROBE = (
-    {"role": "assistant", "content": "a", "reasoning_content": "a"},
-    {"role": "user", "content": "a"},
-)
 
 
 class _Model(Protocol):
@@ -198,7 +191,7 @@ class Session:
 
         Arguments and errors are those of `send`. The turn counts once `Finished` comes; whoever leaves before takes it back.
         """
-        said = _checked_said(message)
+        said = checked_said(message)
         self._record.settings.updated(options)  # refused now, not at the first piece
         offered = None if tools is None else ToolSet(tools)
         return self._turn(said, offered, dict(options))
@@ -247,13 +240,13 @@ class Session:
             record = replace(
                 before, settings=settings, tools=before.tools if tools is None else tools
             )
-            record, prompt = self._fitting(record, said)
+            record, prompt = fitting(self._responder, record, said)
             random = _generator(record, options)
             with self._responder.lock:
                 self._check()
                 state = self._kept.begin(prompt.ids)
             try:
-                certain = self._certain(record, said, prompt)
+                certain = certain_length(self._responder, record, said, prompt)
                 steps = self._steps(prompt, certain, state, settings, random)
                 events = self._responder.events(
                     steps, prompt, record.tools, settings, state.position
@@ -308,35 +301,6 @@ class Session:
                 self._kept.mark()
             yield step
 
-    def _fitting(self, record: Record, said: list[dict[str, Any]]) -> tuple[Record, Prompt]:
-        """The prompt, and what remains of the record after trimming."""
-        engine, settings = self._responder.engine, record.settings
-        context = engine.context_tokens
-        room = settings.max_tokens or min(_ANSWER_ROOM, context // 4)
-        limit = context + 1 - room
-        while True:
-            messages = [*record.opening, *record.messages[record.first :], *said]
-            prompt = self._responder.prompt(messages, record.tools, settings)
-            if len(prompt.ids) > limit and record.overflow == "trim":
-                later = _next_turn(record, said)
-                if later is not None:
-                    record = replace(record, first=later)
-                    # Down to three quarters, so that the turns to come need no trimming: each one means that everything
-                    # is read again.
-                    limit = min(limit, context * 3 // 4)
-                    continue
-            admit(engine, prompt.ids, settings.max_tokens)
-            return record, prompt
-
-    def _certain(self, record: Record, said: list[dict[str, Any]], prompt: Prompt) -> int:
-        """How much of the prompt the next turn's will begin with, whatever is answered."""
-        messages = [*record.opening, *record.messages[record.first :], *said, *_PROBE]
-        try:
-            probe = self._responder.prompt(messages, record.tools, record.settings)
-        except (TemplateError, RequestError):  # a template that allows no such answer: no mark
-            return 0
-        return common_length(prompt.ids, probe.ids)
-
     def _check(self) -> None:
         self._responder.check_open()
         if self._cancelled.is_set():
@@ -369,31 +333,6 @@ def _checked_system(text: object) -> str | None:
     if text is not None and not isinstance(text, str):
         raise RequestError(f"system: must be text, not a {type(text).__name__}", param="system")
     return text or None
-
-
-def _checked_said(message: object) -> list[dict[str, Any]]:
-    """What is said, as messages."""
-    if isinstance(message, str):
-        if not message:
-            raise RequestError("the message is empty", param="message")
-        return [{"role": "user", "content": message}]
-    several = message if isinstance(message, list | tuple) else [message]
-    said = [checked_message(f"message[{i}]", one) for i, one in enumerate(several)]
-    if not said or said[-1]["role"] not in {"user", "tool"}:
-        raise RequestError(
-            "message: the last must be the user's, or the result of a tool", param="message"
-        )
-    if any(one["role"] == "system" for one in said):
-        raise RequestError("message: set session.system for a system message", param="message")
-    return said
-
-
-def _next_turn(record: Record, said: list[dict[str, Any]]) -> int | None:
-    """Where the second of the turns that the model is shown begins; None if there is but one."""
-    begins = [i for i, one in enumerate(record.messages) if one["role"] == "user"]
-    if any(one["role"] == "user" for one in said):
-        begins.append(len(record.messages))
-    return next((i for i in begins if i > record.first), None)
 
 
 def _state(random: np.random.Generator) -> dict[str, Any]:
