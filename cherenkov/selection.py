@@ -46,6 +46,8 @@ exponential of 5, which makes 3 |x| + 5; over all weights |x| averages at most l
 sum. NumPy sums a chunk in pairs, in 27 steps at most."""
 _FAR = 28.0
 """Exponents below are not worth an exponential: a million such weights are less than 1e-6 of the largest alone."""
+_STRIDE = 61
+"""Every so many logits tell whether most are far."""
 _ORDINARY = (1e-3, 1e6)
 """Temperatures outside are weighed in float64: their reciprocals leave the range of float32 exponents."""
 _ROWS = 64
@@ -120,13 +122,13 @@ class Row:
             return self.mass(), self.mass()
         floor = self.logits.dtype.type(self.largest - _FAR * self.temperature)
         most = math.exp((float(floor) - self.largest) / self.temperature)  # of any weight below
-        near = self.logits >= floor
-        others = near.size - int(np.count_nonzero(near))
+        sample = self.logits[::_STRIDE]
         # Leaving out a few costs more than it saves; and among huge logits the floor is rounded, perhaps to the largest.
-        if 2 * others < near.size or most > 2 * math.exp(-_FAR):
+        if 2 * np.count_nonzero(sample >= floor) > sample.size or most > 2 * math.exp(-_FAR):
             return self._summed(self.logits)
-        low, high = self._summed(self.logits[near])
-        return low, high + others * most
+        near = self.logits[self.logits >= floor]
+        low, high = self._summed(near)
+        return low, high + (self.logits.size - near.size) * most
 
     def _summed(self, logits: Logits) -> tuple[float, float]:
         """Bounds of the sum of the weights of some of the logits."""
@@ -137,7 +139,8 @@ class Row:
             chunk = logits[i : i + _CHUNK]
             weights = scratch[: chunk.size]
             np.subtract(chunk, largest, out=weights, casting="same_kind")
-            weights *= scale
+            if scale != 1:
+                weights *= scale
             np.exp(weights, out=weights)
             total += float(weights.sum())
         return total * (1 - _RELATIVE_ERROR), total * (1 + _RELATIVE_ERROR)

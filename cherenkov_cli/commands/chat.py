@@ -50,7 +50,7 @@ A line that begins with two slashes is said with one. Ctrl-C ends an answer, whi
 @click.option("--system", metavar="TEXT", help="System message.")
 @click.option("--think", is_flag=True, help="Let the model think before it answers.")
 @click.option("--tools", metavar="FILE", help="Functions to offer, as a JSON list of schemas.")
-@click.option("--load", metavar="FILE", help="Go on with a conversation that /save wrote.")
+@click.option("--load", metavar="FILE", help="Go on with what /save wrote, and its settings.")
 @click.option(
     "--overflow",
     type=click.Choice(["trim", "error"]),
@@ -139,7 +139,7 @@ class Chat:
                 self._obey(said)
             else:
                 self._answer(said)
-        except Cancelled:
+        except (Cancelled, KeyboardInterrupt):  # the second Ctrl-C does not wait for the step
             say("\n(cancelled: neither the question nor the answer counts)")
         except CherenkovError as error:
             self._failed = True
@@ -170,20 +170,24 @@ class Chat:
         dim = sys.stderr.isatty()
         reply, thinking, end = None, False, "\n"
         with _interrupts(self._session.cancel):
-            for event in self._session.stream(said):
-                if isinstance(event, ReasoningDelta):
-                    sys.stderr.write((_DIM if dim and not thinking else "") + visible(event.text))
-                    sys.stderr.flush()
-                    thinking = True
-                    continue
+            try:
+                for event in self._session.stream(said):
+                    if isinstance(event, ReasoningDelta):
+                        begin = _DIM if dim and not thinking else ""
+                        print(begin + visible(event.text), end="", file=sys.stderr, flush=True)
+                        thinking = True
+                        continue
+                    if thinking:
+                        say(_PLAIN if dim else "")
+                        thinking = False
+                    if isinstance(event, TextDelta):
+                        end = event.text[-1:] or end
+                        print(visible(event.text), end="", flush=True)
+                    elif isinstance(event, Finished):
+                        reply = event.reply
+            finally:
                 if thinking:
                     say(_PLAIN if dim else "")
-                    thinking = False
-                if isinstance(event, TextDelta):
-                    end = event.text[-1:] or end
-                    print(visible(event.text), end="", flush=True)
-                elif isinstance(event, Finished):
-                    reply = event.reply
         assert reply is not None
         if end != "\n":
             print(flush=True)
