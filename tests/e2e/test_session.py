@@ -242,7 +242,7 @@ def test_trimming_forgets_whole_turns_oldest_first(small):
     shown = [history[0], *history[1 + session.forgotten : -1]]
     assert shown[1]["role"] == "user"
     fresh = small.chat(shown, max_tokens=20, top_logprobs=1)
-    if model.backend_name.startswith("native"):
+    if small.backend_name.startswith("native"):
         assert fresh.text == reply.text
     assert fresh.usage.prompt_tokens == reply.usage.prompt_tokens
 
