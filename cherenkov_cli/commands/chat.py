@@ -122,13 +122,12 @@ class Chat:
         while True:
             try:
                 said = self._lines.read("> ")
+                if said is None or said.strip() == "/exit":
+                    return int(self._failed and not self._lines.is_terminal)
+                if said.strip():
+                    self._take(said)
             except KeyboardInterrupt:
                 say("")
-                continue
-            if said is None or said.strip() == "/exit":
-                return int(self._failed and not self._lines.is_terminal)
-            if said.strip():
-                self._take(said)
 
     def _take(self, said: str) -> None:
         """One thing that was written. Whatever goes wrong with it, the conversation goes on."""

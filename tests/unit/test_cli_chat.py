@@ -246,9 +246,19 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(glow_store):
         os.kill(terminal.process.pid, signal.SIGINT)
         terminal.wait_for("cancelled")
         terminal.wait_for("> ")
+        terminal.write("And another.\n")
+        terminal.wait_for("another.")
+        time.sleep(0.5)
+        os.kill(terminal.process.pid, signal.SIGINT)  # twice, by someone who cannot wait
+        os.kill(terminal.process.pid, signal.SIGINT)
+        terminal.wait_for("cancelled")
+        terminal.wait_for("> ")
         os.kill(terminal.process.pid, signal.SIGINT)  # at the prompt: another prompt
         terminal.wait_for("> ")
         terminal.write("/system\n")
+        terminal.wait_for("system message: none")
+        terminal.wait_for("> ")
+        terminal.write("\x1b[A\n")  # the arrow up calls the line back
         terminal.wait_for("system message: none")
         terminal.wait_for("> ")
         terminal.write("\x04")
