@@ -47,20 +47,19 @@ class Kept:
     def begin(self, prompt: Sequence[int]) -> State[Any]:
         """A state that `prompt` continues by at least one token: the longest there is. `undo` comes back to here."""
         state, mark, backend = self._state, self._mark, self._engine.backend
-        self._state = self._mark = self._start = None  # nothing is kept if anything below fails
-        self._is_open = True
+        same = 0
         if state is not None:
             same = min(common_length(state.tokens, prompt), len(prompt) - 1)
-            if state.position <= same:
-                self._start = (state.snapshot(backend), mark)
-            elif mark is not None and mark.position <= same:
-                state.restore(mark, backend)
-                self._start = (mark, mark)
-            else:
-                state = None
-        if state is None:
+        if state is not None and state.position <= same:
+            self._start = (state.snapshot(backend), mark)
+        elif state is not None and mark is not None and mark.position <= same:
+            self._state = None  # half restored, it would be nothing to go on with
+            state.restore(mark, backend)
+            self._start = (mark, mark)
+        else:
+            self._state = self._mark = self._start = state = None  # gone before there is another
             state = self._engine.network.new_state(self._engine.context_tokens)
-        self._state, self._mark = state, self._start[1] if self._start else None
+        self._state, self._is_open = state, True
         return state
 
     def mark(self) -> None:

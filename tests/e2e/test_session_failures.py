@@ -95,8 +95,9 @@ def parts(model):
         ("template", 2),
         ("new tokens", 1),
         ("copy", 1),
-        ("copy", 4),
         ("copy", 9),
+        ("copy", 15),
+        ("copy", 20),
         ("layer", 1),
         ("layer", 3),
         ("layer", 8),
@@ -113,21 +114,37 @@ def parts(model):
 )
 def test_a_failure(model, session, monkeypatch, part, at):
     thing, name = parts(model)[part]
-    if part == "copy":  # what the session holds is lost, but not the session
-        before = everything(session)
-        monkeypatch.setattr(thing, name, failing(getattr(thing, name), at, Broken()))
-        with pytest.raises(Broken):
-            session.send("Tell me more.")
-        monkeypatch.undo()
-        after = everything(session)
-        assert (*after[:5], after[6]) == (*before[:5], before[6])
-        assert session.send(QUESTION).text
-        return
     with unharmed(session):
         monkeypatch.setattr(thing, name, failing(getattr(thing, name), at, Broken()))
         with pytest.raises(Broken):
             session.send("Tell me more.", max_tokens=9, temperature=0.3, seed=4, tools=[])
         monkeypatch.undo()
+
+
+def test_without_memory_to_go_back_the_session_reads_again(model, session, monkeypatch):
+    """Then what it had read is lost, and nothing else."""
+    before = everything(session)
+
+    def fail(_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.responder.engine.network, "forward", fail)
+        undo = session._kept.undo
+        patch.setattr(
+            session._kept,
+            "undo",
+            lambda: (patch.setattr(model.responder.engine.backend, "copy", fail), undo()),
+        )
+        with pytest.raises(MemoryError):
+            session.send("Tell me more.")
+    after = everything(session)
+    assert (*after[:5], after[6]) == (*before[:5], before[6])
+    assert session.cached_tokens == 0
+    other = model.session(system="Be brief.", **SETTINGS)
+    other.send(QUESTION)
+    mine, theirs = session.send("And of Spain?"), other.send("And of Spain?")
+    assert (mine.text, mine.usage.cached_tokens) == (theirs.text, 0)
 
 
 def test_a_disk_that_fails_half_way(session, model, monkeypatch):
