@@ -142,9 +142,9 @@ ALWAYS_INLINE void integer_strip(const Weights& w, const Inputs<M>& in, int n, i
     for (int i = 0; i < parts; i++) chains.part[i] = Isa::zero();
     int g = 0;
     for (; g + quad_groups <= groups; g += quad_groups) {
-        const uint8_t* at = ahead + static_cast<size_t>(g / quad_groups) * quad_bytes;
-        for (int r = 0; r < R; r++)
-            for (size_t line = 0; line < quad_bytes; line += 64) Isa::prefetch(at + static_cast<size_t>(r) * w.codes_stride + line);
+        // Not row by row, as the codes are used: memory gives most to those who ask in order.
+        const uint8_t* at = ahead + static_cast<size_t>(g / quad_groups) * quad_bytes * R;
+        for (size_t line = 0; line < quad_bytes * R; line += 64) Isa::prefetch(at + line);
         add_quad<Bits, P, M, Group, false>(strip, in, scales, biases, g, groups, chains);
     }
     if (g < groups) add_quad<Bits, P, M, Group, true>(strip, in, scales, biases, g, groups, chains);
