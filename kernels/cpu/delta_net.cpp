@@ -229,7 +229,7 @@ void Rows::run(const float* x, const std::vector<Span<DeltaState>>& spans, float
         for (const auto& span : spans) convolve(span, f.first, f.last);
     });
 
-    const Task keys{w_.key_heads, rows_ * n_.dk * chunk * 2, 0};
+    const Task keys{w_.key_heads, rows_ * n_.dk * chunk / 2, 0};  // for a row, mostly not worth a hand-over
     in_pieces(e_, &keys, 1, [&](int, int first, int last, int) {
         for (int head = first; head < last; head++)
             for (const auto& span : spans) find_dots(span, static_cast<size_t>(head));

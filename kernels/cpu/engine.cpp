@@ -11,9 +11,10 @@ constexpr int chunks_per_thread = 8;
 
 Task matrix_task(int outputs, size_t bytes, int rows) {
     constexpr size_t cache = size_t{64} << 10;
+    const bool panels = rows > 4;  // which read their piece of the matrix more than once
     // The second row is nearly free while one row waits for memory; beyond that, arithmetic counts.
     const size_t cost = bytes + bytes * static_cast<size_t>(std::max(0, rows - 1)) / 2 + 1;
-    return {outputs, cost, 1 + cache / (bytes + 1), rows > 4 ? size_t{32} : size_t{4}};
+    return {outputs, cost, panels ? 1 + cache / (bytes + 1) : 0, panels ? size_t{32} : size_t{4}};
 }
 
 Cuts::Cuts(Engine& engine, const Task* tasks, int count) : tasks_(tasks), count_(count) {

@@ -52,7 +52,8 @@ void compute(Engine& e, Job* jobs, int count) {
         const Job& job = jobs[j];
         Weights gate = job.gate, up = job.up;  // read in turns
         gate.ahead = up.row(first);
-        up.ahead = last < gate.rows ? gate.row(last) : j + 1 < count ? jobs[j + 1].gate.codes : nullptr;
+        if (last < gate.rows) up.ahead = gate.row(last);
+        else if (j + 1 < count) up.ahead = jobs[j + 1].gate.row(0);
         e.k.multiply(gate, e.precision, job.gates, job.pairs, first, last);
         e.k.multiply(up, e.precision, job.ups, job.pairs, first, last);
         for (int i = 0; i < job.pairs; i++)
@@ -62,12 +63,12 @@ void compute(Engine& e, Job* jobs, int count) {
         Job& job = jobs[j];
         job.activations->packed.prepare(job.down);
         for (int i = 0; i < job.pairs; i++) job.outputs[i].x = job.activations->packed.row(job.down, job.first + i);
-        if (j + 1 < count) job.down.ahead = jobs[j + 1].down.codes;
+        if (j + 1 < count) job.down.ahead = jobs[j + 1].down.row(0);
         tasks[j] = matrix_task(job.down.rows, job.down.row_bytes(), job.pairs);
     }
     in_pieces(e, tasks, count, [&](int j, int first, int last, int) {
         Weights down = jobs[j].down;
-        if (last < down.rows) down.ahead = nullptr;  // what follows is the next piece
+        if (last < down.rows) down.ahead = {};  // what follows is the next piece
         e.k.multiply(down, e.precision, jobs[j].outputs, jobs[j].pairs, first, last);
     });
 }

@@ -132,12 +132,8 @@ ALWAYS_INLINE void integer_strip(const Weights& w, const Inputs<M>& in, int n, i
     const uint8_t *scales[4], *biases[4];
     for (int p = 0; p < 4; p++) scales[p] = strip.scales[p / M], biases[p] = strip.biases[p / M];
     const int groups = w.cols / Group;
-    for (int r = 0; r < R; r++)
-        for (int at = 0; at < groups * 2; at += 64) {
-            Isa::prefetch(strip.scales[r] + prefetch_rows * w.scales_stride + at);
-            Isa::prefetch(strip.biases[r] + prefetch_rows * w.scales_stride + at);
-        }
-    const uint8_t* ahead = prefetch_from(w, n, last);
+    prefetch_scales(w, n, last, R);
+    const uint8_t* ahead = codes_ahead(w, n, last);
     Quad chains;
     for (int i = 0; i < parts; i++) chains.part[i] = Isa::zero();
     int g = 0;

@@ -51,9 +51,22 @@ ALWAYS_INLINE Strip<R> strip_of(const Weights& w, int n, int last) {
 }
 
 // What to prefetch while row n is at work: codes further down, or what comes after the rows that were asked for.
-ALWAYS_INLINE const uint8_t* prefetch_from(const Weights& w, int n, int last) {
+ALWAYS_INLINE const uint8_t* codes_ahead(const Weights& w, int n, int last) {
     const size_t at = static_cast<size_t>(n) * w.codes_stride + prefetch_distance, end = static_cast<size_t>(last) * w.codes_stride;
-    return w.ahead == nullptr || at < end ? w.codes + at : w.ahead + (at - end);
+    return w.ahead.codes == nullptr || at < end ? w.codes + at : w.ahead.codes + (at - end);
+}
+
+// Prefetches scales and biases of `rows` rows that come prefetch_rows after row n.
+ALWAYS_INLINE void prefetch_scales(const Weights& w, int n, int last, int rows) {
+    const int to = n + prefetch_rows;
+    const bool here = w.ahead.scales == nullptr || to < last;
+    const uint8_t* scales = here ? w.scales : w.ahead.scales;
+    const uint8_t* biases = here ? w.biases : w.ahead.biases;
+    const size_t at = static_cast<size_t>(here ? to : to - last) * w.scales_stride, size = static_cast<size_t>(rows) * w.scales_stride;
+    for (size_t line = 0; line < size; line += 64) {
+        Isa::prefetch(scales + at + line);
+        Isa::prefetch(biases + at + line);
+    }
 }
 
 // Calls f with Most at a time, then with what is left, as a compile-time count.

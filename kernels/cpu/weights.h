@@ -26,10 +26,18 @@ struct Weights {
     int cols = 0;
     int bits = 0;
     int group = 0;
-    // Codes that are wanted next, if that is known: prefetches that run past the rows asked for go on there.
-    const uint8_t* ahead = nullptr;
+    // What is wanted next, if that is known: prefetches that run past the rows asked for go on there.
+    struct Ahead {
+        const uint8_t* codes = nullptr;
+        const uint8_t* scales = nullptr;
+        const uint8_t* biases = nullptr;
+    } ahead;
 
-    const uint8_t* row(int n) const { return codes + static_cast<size_t>(n) * codes_stride; }
+    // Row n, as what is wanted next.
+    Ahead row(int n) const {
+        const size_t at = static_cast<size_t>(n) * scales_stride;
+        return {codes + static_cast<size_t>(n) * codes_stride, scales + at, biases + at};
+    }
 
     // What one row costs to read.
     size_t row_bytes() const {
