@@ -11,7 +11,8 @@ from typing import Any
 from report import table
 from results import flatten, load, value_of
 
-_LESS_IS_BETTER = {"s", "us", "GB", "B", "instructions"}
+_MORE_IS_BETTER = {"tok/s", "GB/s", "x", "%"}
+"""Every other unit is of time, memory, work, or error."""
 _FACTS = ("machine", "versions", "settings")
 
 
@@ -21,7 +22,10 @@ def main() -> None:
     parser.add_argument("new")
     parser.add_argument("pattern", nargs="?", default="", help="only names that contain this")
     args = parser.parse_args()
-    old, new = load(args.old), load(args.new)
+    try:
+        old, new = load(args.old), load(args.new)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     _print_facts(old, new)
     before, after = flatten(old), flatten(new)
     rows = [
@@ -42,7 +46,7 @@ def _row(name: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     factor = after / before if before else float("nan")
     verdict = ""
     if _apart(old, new):
-        verdict = "better" if (factor < 1) == (unit in _LESS_IS_BETTER) else "worse"
+        verdict = "better" if (factor > 1) == (unit in _MORE_IS_BETTER) else "worse"
     return [name, f"{before:g}", f"{after:g}", unit, f"{factor:.3f}", verdict]
 
 

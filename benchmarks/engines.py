@@ -67,7 +67,7 @@ def make_engines(
 
     def transformers(dtype: str) -> Callable[[Job], Sample]:
         def measure(job: Job) -> Sample:
-            given = _given(job, model=str(files.checkpoint), dtype=dtype)
+            given = _given(_shorter(job), model=str(files.checkpoint), dtype=dtype)
             return _python_sample(peers.transformers, "transformers_engine.py", given)
 
         return measure

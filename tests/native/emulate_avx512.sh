@@ -9,7 +9,7 @@ python=${PYTHON:-python3}
 work=$root/build/emulate
 generator=$(command -v ninja >/dev/null && echo Ninja || echo "Unix Makefiles")
 cmake -S "$root" -B "$work" -G "$generator" -DPython_EXECUTABLE="$(command -v "$python")" \
-    -DCHERENKOV_EMULATE_AVX512=ON -DCMAKE_CXX_FLAGS_RELEASE="-O1 -Wno-psabi" >/dev/null
+    -DCHERENKOV_EMULATE_AVX512=ON -DCMAKE_CXX_FLAGS_RELEASE="-O0 -Wno-psabi" >/dev/null
 cmake --build "$work" --parallel
 rm -rf "$work/package"
 mkdir -p "$work/package/cherenkov"

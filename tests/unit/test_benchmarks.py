@@ -138,6 +138,7 @@ def test_comparison_marks_only_ranges_that_do_not_touch(harness, tmp_path, monke
                 "start": results.measurement(seconds, "s"),
             },
             "count": {"value": len(rates), "unit": "instructions"},
+            "error": {"value": seconds[0], "unit": "of the largest logit"},
         }
 
     for name, document in (
@@ -153,6 +154,15 @@ def test_comparison_marks_only_ranges_that_do_not_touch(harness, tmp_path, monke
     assert "1.818" in decode
     assert "better" not in decode
     assert "better" in start
+    assert "better" in next(line for line in lines if "error" in line)  # half as large
+
+
+def test_comparison_of_what_is_no_run_is_one_line(harness, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["compare", str(tmp_path / "absent"), str(tmp_path / "too")])
+    with pytest.raises(SystemExit) as refused:
+        harness("compare").main()
+    assert refused.value.code == 2
+    assert "absent" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_run_names_no_host_and_no_path(harness):
