@@ -48,6 +48,14 @@ __all__ = [
 ]
 
 MAX_BIASES = 1024
+_REALS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,16 @@ class Sampling:
         repetition = self.repetition_penalty
         if not is_real(repetition) or not 0 < repetition <= 10:
             raise refused("repetition_penalty", repetition, "a number above 0 and at most 10")
-        object.__setattr__(self, "logit_bias", checked_biases(self.logit_bias, MAX_BIASES))
+        self._set("logit_bias", checked_biases(self.logit_bias, MAX_BIASES))
+        for (
+            name
+        ) in _REALS:  # NumPy's and fractions too, as Python's own: they can be written to files
+            self._set(name, float(getattr(self, name)))
+        self._set("top_k", int(self.top_k))
+        self._set("seed", None if self.seed is None else int(self.seed))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def is_greedy(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +19,6 @@ from cherenkov.ranges import check_real, check_whole
 from cherenkov.text.messages import checked_message
 from cherenkov.text.tool_schema import ToolSet
 from cherenkov.units import MIB
-
-if TYPE_CHECKING:
-    import os
 
 __all__ = ["OVERFLOWS", "Record", "read_record", "write_record"]
 
@@ -76,6 +74,7 @@ def write_record(path: str | os.PathLike[str], record: Record, store: str) -> No
         store: fingerprint of the store that it belongs to.
 
     Raises:
+        RequestError: if the path can name no file.
         DiskError: if it cannot be written.
     """
     document = {
@@ -91,7 +90,13 @@ def write_record(path: str | os.PathLike[str], record: Record, store: str) -> No
         "first": record.first,
         "messages": record.messages,
     }
-    write_file(Path(path), sealed(document))
+    write_file(_file(path), sealed(document))
+
+
+def _file(path: object) -> Path:
+    if not isinstance(path, str | os.PathLike) or not Path(path).name:
+        raise RequestError(f"path = {path!r:.80}: must be the path of a file", param="path")
+    return Path(path)
 
 
 def read_record(path: str | os.PathLike[str], store: str) -> Record:
@@ -106,7 +111,7 @@ def read_record(path: str | os.PathLike[str], store: str) -> Record:
         UnsupportedModel: if a later release wrote it, or it belongs to another store.
         DiskError: if the system refuses to read it.
     """
-    path = Path(path)
+    path = _file(path)
     text = read_bytes(path, LIMIT_BYTES)
     document = parse_object(path, text)
     if document.get("kind") != KIND:

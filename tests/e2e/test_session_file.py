@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from cherenkov import Model, Session
-from cherenkov.errors import CorruptModel, DiskError, UnsupportedModel
+from cherenkov.errors import CorruptModel, DiskError, RequestError, UnsupportedModel
 from cherenkov.packing.integrity import sealed
 
 QUESTION = "What is the capital of France?"
@@ -187,3 +187,19 @@ def test_fingerprints_tell_stores_apart(glow_store, tmp_path):
     assert PackedStore.open(again).fingerprint == first
     (again / "integrity.json").unlink()
     assert PackedStore.open(again).fingerprint != first
+
+
+@pytest.mark.parametrize("path", ["", 5, None, "/"])
+def test_what_names_no_file(session, model, path):
+    for attempt in (session.save, model.load_session):
+        with pytest.raises(RequestError) as refused:
+            attempt(path)
+        assert refused.value.param == "path"
+
+
+def test_settings_of_numpy_can_be_saved(model, tmp_path):
+    import numpy as np
+
+    made = model.session(temperature=np.float32(0.5), top_k=np.int64(4), seed=np.uint8(1))
+    made.save(tmp_path / "s.json")
+    assert model.load_session(tmp_path / "s.json").settings == made.settings

@@ -222,3 +222,25 @@ def test_sharing_a_row_changes_nothing(sampling):
             token = choose(logits, sampling, alone, seen=seen)
             assert choose(logits, sampling, shared, seen=seen, row=row) == token
             assert logprobs(logits, token, 5, row=row) == logprobs(logits, token, 5)
+
+
+def test_numbers_of_any_make_are_kept_as_pythons_own():
+    from fractions import Fraction
+
+    sampling = Sampling(
+        np.float32(0.5),
+        np.int64(3),
+        Fraction(1, 2),
+        np.uint8(7),
+        logit_bias={np.int32(2): np.float64(1)},
+    )
+    assert sampling == Sampling(0.5, 3, 0.5, 7, logit_bias={2: 1.0})
+    values = [getattr(sampling, one.name) for one in dataclasses.fields(sampling)]
+    assert {type(v) for v in values} == {float, int, tuple}
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "presence_penalty", "repetition_penalty"])
+def test_a_number_beyond_every_float_is_refused(name):
+    with pytest.raises(RequestError) as refused:
+        Sampling(**{name: 10**400})
+    assert refused.value.param == name
