@@ -21,6 +21,7 @@ from report import table
 from results import new_run, save
 
 from cherenkov import Model
+from cherenkov.backends.native import instruction_sets
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,6 +104,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the run instead of the table")
     parser.add_argument("--output", default="", help="file to keep the run in")
     args = parser.parse_args()
+    if args.isa and args.isa not in instruction_sets():
+        parser.error(f"no {args.isa!r} kernels here; there are {', '.join(instruction_sets())}")
+    if not args.text.is_file():
+        parser.error(f"{args.text}: no such file")
     tokens, found = measure(args.isa, args.text.read_text(encoding="utf-8"))
     settings = {"isa": args.isa, "text": args.text.name, "tokens": tokens}
     run = new_run("precision", settings) | {"precision": found}

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -75,9 +76,12 @@ T = TypeVar("T")
 
 def unavailable() -> str:
     """Why the kernels cannot be used here; empty if they can."""
-    return (
-        _missing and f"the C++ kernels are not built ({_missing}); reinstall with a C++20 compiler"
-    )
+    if not _missing:
+        return ""
+    root = Path(__file__).resolve().parents[2]
+    if (root / "CMakeLists.txt").exists():
+        return f"the C++ kernels are not built in {root}, from where this Python takes the package; start it elsewhere, or: pip install -e {root}"
+    return f"the C++ kernels are not built ({_missing}); reinstall with a C++20 compiler"
 
 
 def instruction_sets() -> tuple[str, ...]:

@@ -128,7 +128,14 @@ def read_record(path: str | os.PathLike[str], store: str) -> Record:
         )
     try:
         return _record(document)
-    except (RequestError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (
+        RequestError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+    ) as error:
         raise CorruptModel(path, f"malformed: {error!r:.200}") from error
 
 

@@ -119,7 +119,7 @@ def parse_object(path: str | os.PathLike[str], text: bytes) -> dict[str, Any]:
     except ValueError as error:  # a repeated key, or a number of thousands of digits
         raise CorruptModel(path, f"bad JSON: {error}") from None
     if not isinstance(value, dict):
-        raise CorruptModel(path, "not a JSON object", found=type(value).__name__)
+        raise CorruptModel(path, "not a JSON object", expected="{…}", found=type(value).__name__)
     if not _is_shallow(value):
         raise CorruptModel(path, "JSON nested too deeply")
     return value

@@ -187,9 +187,9 @@ class Chat:
             finally:
                 if thinking:
                     say(_PLAIN if dim else "")
+                if end != "\n":  # also where an answer was cut off: the next begins a line
+                    print(flush=True)
         assert reply is not None
-        if end != "\n":
-            print(flush=True)
         self._hint(f"[{pace(reply.usage)}{', cut off' * (reply.finish_reason == 'length')}]")
         return reply
 
