@@ -14,7 +14,12 @@ __all__ = ["check_real", "check_whole", "checked_biases", "is_real", "is_whole",
 
 def is_real(value: object) -> bool:
     """A finite number, of Python or NumPy, and no bool."""
-    return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # exact, and beyond every float
+        return False
 
 
 def is_whole(value: object) -> bool:

@@ -10,6 +10,12 @@ from cherenkov.errors import CorruptModel, DiskError, UnsupportedModel
 from cherenkov.packing.integrity import sealed
 
 QUESTION = "What is the capital of France?"
+PCG64 = {
+    "bit_generator": "PCG64",
+    "state": {"state": 1, "inc": 1},
+    "has_uint32": 0,
+    "uinteger": 0,
+}
 TOOL = {"name": "get_weather", "parameters": {"properties": {"city": {"type": "string"}}}}
 
 
@@ -62,6 +68,17 @@ def test_it_comes_back_and_goes_on_the_same(model, session, tmp_path):
 
 def test_a_session_without_anything(model, tmp_path):
     session = model.session()
+    session.save(tmp_path / "s")
+    same(model.load_session(tmp_path / "s"), session)
+
+
+def test_arguments_as_deep_as_messages_allow(model, tmp_path):
+    deep = 1
+    for _ in range(64):
+        deep = [deep]
+    session = model.session(max_tokens=1)
+    call = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"a": deep[0]}}]}
+    session.send([{"role": "user", "content": "Hm."}, call, {"role": "tool", "content": "!"}])
     session.save(tmp_path / "s")
     same(model.load_session(tmp_path / "s"), session)
 
@@ -143,6 +160,10 @@ def test_another_version_and_another_kind(model, session, tmp_path):
         {"tools": [5]},
         {"usage": {"prompt_tokens": "many"}},
         {"usage": {"nonsense": 1}},
+        {"usage": {"prompt_tokens": 10**400}},
+        {"random": PCG64 | {"state": {"state": 2**200, "inc": 1}}},
+        {"random": PCG64 | {"state": {"state": -1, "inc": 1}}},
+        {"random": PCG64 | {"uinteger": 2**32}},
         {"random": {}},
         {"random": {"bit_generator": "MT19937"}},
         {"random": None},
