@@ -125,7 +125,14 @@ def read_record(path: str | os.PathLike[str], store: str) -> Record:
         )
     try:
         return _record(document)
-    except (RequestError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except (
+        RequestError,
+        LookupError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        AttributeError,
+    ) as error:
         raise CorruptModel(path, f"malformed: {error!r:.200}") from error
 
 

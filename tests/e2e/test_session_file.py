@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 
 import pytest
 
@@ -103,6 +104,45 @@ def test_a_file_is_replaced_as_a_whole(model, session, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["talk.json"]
     fork.save(path)
     assert len(model.load_session(path).history) == len(fork.history)
+
+
+def test_a_file_keeps_its_rights(session, tmp_path):
+    path = tmp_path / "talk.json"
+    path.touch(0o600)
+    session.save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_a_killed_writer_left_is_no_obstacle(model, session, tmp_path):
+    (tmp_path / ".talk.json.tmp").write_bytes(b"x" * (1 << 20))
+    (tmp_path / "talk.json.tmp").write_bytes(b"mine")
+    session.save(tmp_path / "talk.json")
+    same(model.load_session(tmp_path / "talk.json"), session)
+    assert {p.name for p in tmp_path.iterdir()} == {"talk.json", "talk.json.tmp"}
+    assert (tmp_path / "talk.json.tmp").read_bytes() == b"mine"
+
+
+def test_many_may_write_one_file(model, session, tmp_path):
+    """Each time one of them is there, and complete."""
+    path, found = tmp_path / "talk.json", []
+    empty = model.session()
+    empty.save(path)
+    writers = [session, empty, session.fork(), model.session(system="?" * 5000)]
+
+    def write(one):
+        try:
+            for _ in range(20):
+                one.save(path)
+        except BaseException as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=write, args=(one,)) for one in writers]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        model.load_session(path)
+    assert found == []
+    assert [p.name for p in tmp_path.iterdir()] == ["talk.json"]
 
 
 def test_nowhere_to_write_and_nothing_to_read(model, session, tmp_path):
