@@ -243,6 +243,7 @@ public:
             Mixture& m = held.mixture;
             m.lay_out(rows, top_k, read.w.hidden, read.w.streams);
             cpu::choose(e, read.w, gate.w, normalise, wide.data(), m);
+            m.finished = false;
             std::copy(m.ids, m.ids + static_cast<size_t>(rows) * static_cast<size_t>(top_k), ids.data());
         });
     }
@@ -262,6 +263,7 @@ public:
             std::copy(x.data(), x.data() + x.size(), m.x);
             std::copy(ids.data(), ids.data() + pairs, m.ids);
             std::copy(weights.data(), weights.data() + pairs, m.weights);
+            m.finished = false;
         });
     }
 

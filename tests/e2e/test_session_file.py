@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from cherenkov import Model, Session
-from cherenkov.errors import CorruptModel, DiskError, UnsupportedModel
+from cherenkov.errors import CherenkovError, CorruptModel, DiskError, UnsupportedModel
 from cherenkov.packing.integrity import sealed
 
 QUESTION = "What is the capital of France?"
@@ -133,7 +133,7 @@ def test_many_may_write_one_file(model, session, tmp_path):
         try:
             for _ in range(20):
                 one.save(path)
-        except BaseException as error:
+        except CherenkovError as error:
             found.append(error)
 
     threads = [threading.Thread(target=write, args=(one,)) for one in writers]
