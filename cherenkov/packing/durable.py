@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import sys
 import time
 from typing import TYPE_CHECKING, Self
@@ -61,10 +62,13 @@ def write_file(path: Path, data: bytes) -> None:
     """
     working = path.with_name(f".{path.name}.tmp")
     try:
+        before = path.stat().st_mode if path.exists() else None
+        if before is not None and not stat.S_ISREG(before):  # a device would be gone
+            raise DiskError(path, "write", errno.EEXIST, "what is there is no regular file")
         descriptor = _claim(working)
         try:
-            if path.exists():  # who may read it is not ours to change
-                os.fchmod(descriptor, path.stat().st_mode & 0o777)
+            if before is not None:  # who may read it is not ours to change
+                os.fchmod(descriptor, stat.S_IMODE(before))
             with os.fdopen(descriptor, "wb", closefd=False) as file:
                 file.write(data)
             flush(descriptor)

@@ -1,6 +1,7 @@
 """Sessions in files."""
 
 import json
+import os
 import shutil
 import threading
 
@@ -111,6 +112,17 @@ def test_a_file_keeps_its_rights(session, tmp_path):
     path.touch(0o600)
     session.save(path)
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_only_a_file_is_replaced(session, tmp_path):
+    """Root could put a file in a device's place."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path / "link", tmp_path):
+        with pytest.raises(DiskError, match="no regular file"):
+            session.save(path)
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
 
 
 def test_what_a_killed_writer_left_is_no_obstacle(model, session, tmp_path):
