@@ -257,8 +257,11 @@ def test_steps_that_do_not_fit_are_refused():
         steps.mix("delta", other.wide(2), [Span(0, 2, 0, steps.state("delta"))])
     with pytest.raises(BackendError, match="state"):
         steps.mix("delta", wide, [Span(0, 2, 0, other.state("delta"))])
-    with pytest.raises(BackendError, match="every row"):
-        steps.mix("attention", wide, [Span(0, 1, 0, steps.state("attention"))])
+    for kind in ("delta", "attention"):
+        for spans in ((), ((0, 1),), ((1, 2),), ((0, 2), (1, 2)), ((0, 2), (0, 2))):
+            listed = [Span(start, stop, 0, steps.state(kind)) for start, stop in spans]
+            with pytest.raises(BackendError, match="every row"):
+                steps.mix(kind, wide, listed)
     with pytest.raises(BackendError, match="shapes"):
         steps.ops.choose(steps.read, other.router, wide)
     with pytest.raises(BackendError, match="shapes"):
