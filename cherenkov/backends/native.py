@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from typing_extensions import override
 
+from cherenkov.backends import native_weights as describe
 from cherenkov.backends.base import (
     Arrivals,
     AttentionState,
@@ -51,6 +52,7 @@ from cherenkov.backends.base import (
     Span,
     SparseAttention,
 )
+from cherenkov.backends.native_weights import Matrix
 from cherenkov.errors import BackendError, CapacityError
 from cherenkov.processors import processors
 
@@ -62,12 +64,10 @@ if TYPE_CHECKING:
     from cherenkov.checkpoint.affine import HostMatrix
     from cherenkov.packing.layout import ExpertLayout
 
-try:
+if not describe.missing:
     import cherenkov._native as _native  # noqa: PLR0402 - the package itself is not what is meant
-except ImportError as error:
-    _missing = str(error)
-else:
-    _missing = ""
+
+_MISSING = describe.missing
 
 __all__ = ["Matrix", "Native", "instruction_sets", "read_bandwidth", "unavailable"]
 
@@ -76,17 +76,17 @@ T = TypeVar("T")
 
 def unavailable() -> str:
     """Why the kernels cannot be used here; empty if they can."""
-    if not _missing:
+    if not _MISSING:
         return ""
     root = Path(__file__).resolve().parents[2]
     if (root / "CMakeLists.txt").exists():
-        return f"the C++ kernels are not built in {root}, from where this Python takes the package; start it elsewhere, or: pip install -e {root}"
-    return f"the C++ kernels are not built ({_missing}); reinstall with a C++20 compiler"
+        return f"no C++ kernels in {root}, where this Python found the package: start elsewhere, or pip install -e {root}"
+    return f"the C++ kernels are not built ({_MISSING}); reinstall with a C++20 compiler"
 
 
 def instruction_sets() -> tuple[str, ...]:
     """What this machine and build can run, fastest first."""
-    return () if _missing else tuple(_native.isas())
+    return () if _MISSING else tuple(_native.isas())
 
 
 def read_bandwidth(threads: int = 0) -> float:
@@ -96,25 +96,12 @@ def read_bandwidth(threads: int = 0) -> float:
         BackendError: if the kernels are not built.
         CapacityError: if there is no memory to read.
     """
-    if _missing:
+    if _MISSING:
         raise BackendError("native", "measure", unavailable())
     try:
         return _native.read_bandwidth(threads or processors())
     except MemoryError:
         raise CapacityError("cannot reserve 256 MiB to measure the memory with") from None
-
-
-class Matrix:
-    """A placed matrix `[out, in]`: the host's bytes, used where they are, and described to the kernels."""
-
-    __slots__ = ("host", "placed", "shape")
-
-    def __init__(self, host: HostMatrix) -> None:
-        self.host = host
-        self.shape = host.shape
-        self.placed = _native.Matrix(
-            host.codes, host.scales, host.biases, *host.shape, host.bits, host.group
-        )
 
 
 class _Choice(Choice):
@@ -145,11 +132,11 @@ class Native(Backend[Matrix, Floats]):
     """
 
     name = "native"
-    delta_chunk = 0 if _missing else _native.delta_chunk
+    delta_chunk = 0 if _MISSING else _native.delta_chunk
 
     def __init__(self, options: Options | None = None) -> None:
         options = options or Options()
-        if _missing:
+        if _MISSING:
             raise BackendError(self.name, "start", unavailable())
         if options.isa and options.isa not in instruction_sets():
             known = ", ".join(instruction_sets())
@@ -207,7 +194,9 @@ class Native(Backend[Matrix, Floats]):
     ) -> Floats:
         matrix = state.matrix.copy()
         assert state.pending is not None
-        self._engine.settle(self._describe(w, _delta), position, state.pending, matrix)
+        self._engine.settle(
+            self._describe(w, describe.delta_weights), position, state.pending, matrix
+        )
         return matrix
 
     @override
@@ -230,7 +219,7 @@ class Native(Backend[Matrix, Floats]):
         rows, width = wide.shape
         block = np.empty((rows, width // w.streams), dtype=np.float32)
         gain = None if w.inject is None else np.empty((rows, w.streams), dtype=np.float32)
-        self._engine.read_residual(self._describe(w, _residual), wide, block, gain)
+        self._engine.read_residual(self._describe(w, describe.residual_weights), wide, block, gain)
         return block, gain
 
     @override
@@ -244,7 +233,7 @@ class Native(Backend[Matrix, Floats]):
         self, w: DeltaNet[Matrix, Floats], x: Floats, spans: Sequence[Span[DeltaState[Floats]]]
     ) -> Floats:
         out = np.empty_like(x)
-        self._engine.delta_net(self._describe(w, _delta), x, spans, out)
+        self._engine.delta_net(self._describe(w, describe.delta_weights), x, spans, out)
         return out
 
     @override
@@ -255,7 +244,7 @@ class Native(Backend[Matrix, Floats]):
         spans: Sequence[Span[AttentionState[Floats]]],
     ) -> Floats:
         out = np.empty_like(x)
-        self._engine.sparse_attention(self._describe(w, _attention), x, spans, out)
+        self._engine.sparse_attention(self._describe(w, describe.attention_weights), x, spans, out)
         _lengthen(spans)
         return out
 
@@ -268,7 +257,7 @@ class Native(Backend[Matrix, Floats]):
         spans: Sequence[Span[PleState[Floats]]],
     ) -> Floats:
         """Writes into `wide`."""
-        self._engine.ple(self._describe(w, _ple), wide, features, spans)
+        self._engine.ple(self._describe(w, describe.ple_weights), wide, features, spans)
         return wide
 
     @override
@@ -295,7 +284,10 @@ class Native(Backend[Matrix, Floats]):
         spans: Sequence[Span[DeltaState[Floats]]],
     ) -> Floats:
         """Writes into `wide`."""
-        described = self._describe(read, _residual), self._describe(w, _delta)
+        described = (
+            self._describe(read, describe.residual_weights),
+            self._describe(w, describe.delta_weights),
+        )
         self._engine.mix_delta(*described, wide, spans)
         return wide
 
@@ -308,7 +300,10 @@ class Native(Backend[Matrix, Floats]):
         spans: Sequence[Span[AttentionState[Floats]]],
     ) -> Floats:
         """Writes into `wide`."""
-        described = self._describe(read, _residual), self._describe(w, _attention)
+        described = (
+            self._describe(read, describe.residual_weights),
+            self._describe(w, describe.attention_weights),
+        )
         self._engine.mix_attention(*described, wide, spans)
         _lengthen(spans)
         return wide
@@ -319,7 +314,7 @@ class Native(Backend[Matrix, Floats]):
     ) -> Choice:
         ids = np.empty((len(wide), router.top_k), dtype=np.int32)
         mixture = self._memory()
-        described, gate = self._describe(read, _residual), router.gate.placed
+        described, gate = self._describe(read, describe.residual_weights), router.gate.placed
         self._engine.choose(described, gate, router.normalise, wide, mixture, ids)
         return _Choice(ids, mixture)
 
@@ -340,19 +335,25 @@ class Native(Backend[Matrix, Floats]):
         wide: Floats,
     ) -> Floats:
         out = np.empty_like(wide)
-        self._engine.fuse(self._describe(w, _fuse), embedding.table.placed, tokens, wide, out)
+        self._engine.fuse(
+            self._describe(w, describe.fuse_weights), embedding.table.placed, tokens, wide, out
+        )
         return out
 
     @override
     def logits(self, w: Head[Matrix, Floats], wide: Floats, rows: Sequence[int]) -> Floats:
         out = np.empty((len(rows), w.matrix.shape[0]), dtype=np.float32)
-        self._engine.logits(self._describe(w, _head), wide, np.asarray(rows, dtype=np.int32), out)
+        self._engine.logits(
+            self._describe(w, describe.head_weights), wide, np.asarray(rows, dtype=np.int32), out
+        )
         return out
 
     @override
     def argmax(self, w: Head[Matrix, Floats], wide: Floats, rows: Sequence[int]) -> Ids:
         best = np.empty(len(rows), dtype=np.int32)
-        self._engine.argmax(self._describe(w, _head), wide, np.asarray(rows, dtype=np.int32), best)
+        self._engine.argmax(
+            self._describe(w, describe.head_weights), wide, np.asarray(rows, dtype=np.int32), best
+        )
         return best
 
     def linear(self, matrix: Matrix, x: Floats) -> Floats:
@@ -373,7 +374,10 @@ class Native(Backend[Matrix, Floats]):
     ) -> Floats:
         """Computes waves as they arrive; the one that completes the choice also puts the sum into `target`."""
         compute, pool = self._engine.expert_wave, arrivals.pool
-        record, described = self._describe(pool.layout, _record), self._describe(shared, _shared)
+        record, described = (
+            self._describe(pool.layout, describe.expert_record),
+            self._describe(shared, describe.shared_weights),
+        )
         complete = False
         for wave in arrivals:
             complete = compute(
@@ -396,93 +400,6 @@ class Native(Backend[Matrix, Floats]):
 def _lengthen(spans: Sequence[Span[AttentionState[Floats]]]) -> None:
     for s in spans:
         s.state.length = s.position + s.stop - s.start
-
-
-def _residual(w: GatedResidual[Matrix, Floats]) -> _native.GatedResidual:
-    inject = None if w.inject is None else w.inject.placed
-    return _native.gated_residual(w.norm, w.down.placed, w.up.placed, inject, w.streams, w.eps)
-
-
-def _delta(w: DeltaNet[Matrix, Floats]) -> _native.DeltaNet:
-    return _native.delta_net(
-        qkv=w.qkv.placed,
-        z=w.z.placed,
-        a=w.a.placed,
-        b=w.b.placed,
-        out=w.out.placed,
-        conv=w.conv,
-        a_log=w.a_log,
-        dt_bias=w.dt_bias,
-        norm=w.norm,
-        key_heads=w.key_heads,
-        value_heads=w.value_heads,
-        key_dim=w.key_dim,
-        value_dim=w.value_dim,
-        sigmoid_gate=w.gate == "sigmoid",
-        eps=w.eps,
-    )
-
-
-def _attention(w: SparseAttention[Matrix, Floats]) -> _native.SparseAttention:
-    half = w.rotary_dim // 2
-    frequencies = w.theta ** (-np.arange(half, dtype=np.float64) / half)
-    return _native.sparse_attention(
-        q=w.q.placed,
-        k=w.k.placed,
-        v=w.v.placed,
-        o=w.o.placed,
-        index=w.index.placed,
-        q_bias=w.q_bias,
-        k_bias=w.k_bias,
-        v_bias=w.v_bias,
-        o_bias=w.o_bias,
-        q_norm=w.q_norm,
-        k_norm=w.k_norm,
-        index_q_norm=w.index_q_norm,
-        index_k_norm=w.index_k_norm,
-        frequencies=frequencies.astype(np.float32),
-        heads=w.heads,
-        kv_heads=w.kv_heads,
-        head_dim=w.head_dim,
-        index_heads=w.index_heads,
-        index_dim=w.index_dim,
-        block=w.block,
-        budget=w.budget,
-        eps=w.eps,
-    )
-
-
-def _ple(w: Ple[Matrix, Floats]) -> _native.Ple:
-    return _native.ple(
-        key=w.key.placed,
-        value=w.value.placed,
-        norm_key=w.norm_key,
-        norm_query=w.norm_query,
-        norm_conv=w.norm_conv,
-        conv=w.conv,
-        dilation=w.dilation,
-        streams=w.streams,
-        eps=w.eps,
-    )
-
-
-def _shared(w: SharedExpert[Matrix]) -> _native.SharedExpert:
-    return _native.shared_expert(w.gate.placed, w.up.placed, w.down.placed, w.switch.placed)
-
-
-def _record(layout: ExpertLayout) -> _native.Record:
-    offsets = list(layout.offsets().values())
-    shape = layout.inter, layout.hidden, layout.bits, layout.group
-    return _native.Record(*shape, layout.stride_bytes, offsets)
-
-
-def _fuse(w: DraftFuse[Matrix, Floats]) -> _native.DraftFuse:
-    fc = w.fc_embedding.placed, w.fc_hidden.placed
-    return _native.draft_fuse(w.norm_embedding, w.norm_hidden, *fc, w.streams, w.eps)
-
-
-def _head(w: Head[Matrix, Floats]) -> _native.Head:
-    return _native.head(_residual(w.mixer), w.matrix.placed)
 
 
 def _huge_pages(size_bytes: int) -> NDArray[np.uint8]:

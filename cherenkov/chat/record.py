@@ -16,7 +16,7 @@ from cherenkov.errors import CorruptModel, RequestError, UnsupportedModel
 from cherenkov.packing.durable import write_file
 from cherenkov.packing.integrity import check_seal, sealed
 from cherenkov.ranges import check_real, check_whole
-from cherenkov.text.messages import checked_message
+from cherenkov.text.messages import MAX_DEPTH, checked_message
 from cherenkov.text.tool_schema import ToolSet
 from cherenkov.units import MIB
 
@@ -26,6 +26,8 @@ OVERFLOWS = ("error", "trim")
 KIND = "cherenkov session"
 VERSION = 1
 LIMIT_BYTES = 256 * MIB
+_DEEPEST = MAX_DEPTH + 8
+"""Arguments of calls may be as deep as messages allow, and lie seven deep themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def read_record(path: str | os.PathLike[str], store: str) -> Record:
     """
     path = _file(path)
     text = read_bytes(path, LIMIT_BYTES)
-    document = parse_object(path, text)
+    document = parse_object(path, text, _DEEPEST)
     if document.get("kind") != KIND:
         raise CorruptModel(path, "is no saved session")
     if document.get("version") != VERSION:
@@ -130,11 +132,11 @@ def read_record(path: str | os.PathLike[str], store: str) -> Record:
         return _record(document)
     except (
         RequestError,
-        KeyError,
+        LookupError,
         TypeError,
         ValueError,
+        ArithmeticError,
         AttributeError,
-        OverflowError,
     ) as error:
         raise CorruptModel(path, f"malformed: {error!r:.200}") from error
 

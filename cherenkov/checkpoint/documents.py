@@ -102,8 +102,10 @@ def read_object(path: Path, limit_bytes: int = LIMIT_BYTES) -> dict[str, Any]:
     return parse_object(path, read_bytes(path, limit_bytes))
 
 
-def parse_object(path: str | os.PathLike[str], text: bytes) -> dict[str, Any]:
-    """The JSON object in `text`; `path` is for the message.
+def parse_object(
+    path: str | os.PathLike[str], text: bytes, deepest: int = _DEEPEST
+) -> dict[str, Any]:
+    """The JSON object in `text`, at most `deepest` objects and lists inside one another; `path` is for the message.
 
     Raises:
         CorruptModel: if it is not UTF-8, not JSON, nested too deeply, no object, or repeats a key.
@@ -120,15 +122,15 @@ def parse_object(path: str | os.PathLike[str], text: bytes) -> dict[str, Any]:
         raise CorruptModel(path, f"bad JSON: {error}") from None
     if not isinstance(value, dict):
         raise CorruptModel(path, "not a JSON object", expected="{…}", found=type(value).__name__)
-    if not _is_shallow(value):
+    if not _is_shallow(value, deepest):
         raise CorruptModel(path, "JSON nested too deeply")
     return value
 
 
-def _is_shallow(value: object) -> bool:
-    """Whether nothing lies more than `_DEEPEST` deep; found without recursion."""
+def _is_shallow(value: object, deepest: int) -> bool:
+    """Whether nothing lies more than `deepest` deep; found without recursion."""
     level = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(deepest):
         level = [inner for outer in level for inner in _parts(outer)]
         if not level:
             return True

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import sys
 import time
 from typing import TYPE_CHECKING, Self
@@ -59,19 +60,51 @@ def write_file(path: Path, data: bytes) -> None:
     Raises:
         DiskError: if it cannot be written.
     """
-    working = path.with_name(path.name + ".tmp")
+    working = path.with_name(f".{path.name}.tmp")
     try:
-        descriptor = os.open(working, _NEW | os.O_WRONLY | os.O_TRUNC, 0o644)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            flush(file.fileno())
-        working.replace(path)
+        before = path.stat().st_mode if path.exists() else None
+        if before is not None and not stat.S_ISREG(before):  # a device would be gone
+            raise DiskError(path, "write", errno.EEXIST, "what is there is no regular file")
+        descriptor = _claim(working)
+        try:
+            if before is not None:  # who may read it is not ours to change
+                os.fchmod(descriptor, stat.S_IMODE(before))
+            with os.fdopen(descriptor, "wb", closefd=False) as file:
+                file.write(data)
+            flush(descriptor)
+            working.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                working.unlink()
+            raise
+        finally:
+            os.close(descriptor)
         flush_folder(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            working.unlink()
         raise DiskError.wrap(error, path, "write") from error
+
+
+def _claim(working: Path) -> int:
+    """An empty file of that name, for this writer alone: whoever else writes the same waits."""
+    while True:
+        descriptor = os.open(working, _NEW | os.O_WRONLY, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_named(descriptor, working):
+                os.ftruncate(descriptor, 0)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # whoever held it renamed it meanwhile
+
+
+def _is_named(descriptor: int, path: Path) -> bool:
+    """Whether a file that was opened under a name still has it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def publish_folder(working: Path, target: Path) -> None:
@@ -169,7 +202,7 @@ class FolderLock:
             os.close(descriptor)
             raise
         try:
-            if not self._named(descriptor):  # whoever held it removed it meanwhile
+            if not _is_named(descriptor, self.path):  # whoever held it removed it meanwhile
                 os.close(descriptor)
                 return -1
             os.ftruncate(descriptor, 0)
@@ -179,10 +212,3 @@ class FolderLock:
             os.close(descriptor)
             raise
         return descriptor
-
-    def _named(self, descriptor: int) -> bool:
-        """Whether the lock file still is the one that was opened."""
-        try:
-            return os.path.samestat(os.fstat(descriptor), self.path.stat())
-        except FileNotFoundError:
-            return False

@@ -22,6 +22,8 @@ What is no proper call:
 - What begins like a call and goes on differently, or just ends, is text, verbatim.
 - After a call only calls count. Text that follows one is dropped to the end, and so is a last, unfinished call: a model
   that goes on talking there has begun to imagine the answer.
+- No message holds more than `MAX_CALLS` calls: with the last of them the calls are over. A call whose arguments are more
+  than a message holds is text.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cherenkov.text.markers import BLANKS, held_from
+from cherenkov.text.messages import MAX_CALLS, MAX_DEPTH, MAX_VALUES
+from cherenkov.text.nesting import is_within
 from cherenkov.text.tool_values import declared, value_of
 
 if TYPE_CHECKING:
@@ -203,10 +207,13 @@ class ToolCallParser:
         call, tool = self._call, self._tools.get(self._call.name)
         if tool is None:
             return self._refuse(f"unknown function {call.name}")
+        made = _made(call, tool)
+        if not is_within(made.arguments, MAX_DEPTH, MAX_VALUES):
+            return self._refuse("too large arguments")
         self._drop(call.blanks, "blanks")
-        self._events.append(_made(call, tool))
+        self._events.append(made)
         self.calls += 1
-        self._state = self._after_calls
+        self._state = self._after_calls if self.calls < MAX_CALLS else self._in_suffix
         return True
 
     def _refuse(self, problem: str) -> bool:

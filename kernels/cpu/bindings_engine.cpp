@@ -40,6 +40,17 @@ void need_span(const Span<State>& span, int rows, const char* operation) {
          operation, "a span lies outside the rows");
 }
 
+// What no span covers would be whatever the memory held.
+template <typename State>
+void need_cover(const std::vector<Span<State>>& spans, int rows, const char* operation) {
+    int covered = 0;
+    for (const auto& span : spans) {
+        need(span.start == covered, operation, "every row must belong to one span");
+        covered = span.stop;
+    }
+    need(covered == rows, operation, "every row must belong to one span");
+}
+
 // Spans are the tuples of cherenkov.backends.base: (start, stop, position, state).
 std::vector<Span<DeltaState>> spans_of(const DeltaNet& w, const nb::sequence& spans, int rows) {
     constexpr const char* op = "delta_net";
@@ -57,13 +68,13 @@ std::vector<Span<DeltaState>> spans_of(const DeltaNet& w, const nb::sequence& sp
                         {history.data(), matrix.data(), pending.data()}});
         need_span(list.back(), rows, op);
     }
+    need_cover(list, rows, op);
     return list;
 }
 
 std::vector<Span<AttentionState>> spans_of(const SparseAttention& w, const nb::sequence& spans, int rows) {
     constexpr const char* op = "sparse_attention";
     std::vector<Span<AttentionState>> list;
-    int covered = 0;
     for (const nb::handle item : spans) {
         const auto t = nb::cast<nb::tuple>(item);
         const auto keys = state_of<Out<3>>(t, "keys", op), values = state_of<Out<3>>(t, "values", op);
@@ -79,10 +90,8 @@ std::vector<Span<AttentionState>> spans_of(const SparseAttention& w, const nb::s
         need_span(span, rows, op);
         const int stop = span.position + span.stop - span.start;
         need(stop <= tokens && stop / w.block <= side(block_keys, 0), op, "the cache is full");
-        need(span.start == covered, op, "every row must belong to one span");
-        covered = span.stop;
     }
-    need(covered == rows, op, "every row must belong to one span");
+    need_cover(list, rows, op);
     return list;
 }
 
@@ -217,6 +226,7 @@ public:
             list.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]), history.data()});
             need_span(list.back(), rows, "ple");
         }
+        need_cover(list, rows, "ple");
         run("ple", [&](Engine& e) { cpu::ple(e, w, wide.data(), features.data(), rows, list); });
     }
 
@@ -243,6 +253,7 @@ public:
             Mixture& m = held.mixture;
             m.lay_out(rows, top_k, read.w.hidden, read.w.streams);
             cpu::choose(e, read.w, gate.w, normalise, wide.data(), m);
+            m.finished = false;
             std::copy(m.ids, m.ids + static_cast<size_t>(rows) * static_cast<size_t>(top_k), ids.data());
         });
     }
@@ -262,6 +273,7 @@ public:
             std::copy(x.data(), x.data() + x.size(), m.x);
             std::copy(ids.data(), ids.data() + pairs, m.ids);
             std::copy(weights.data(), weights.data() + pairs, m.weights);
+            m.finished = false;
         });
     }
 

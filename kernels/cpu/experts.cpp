@@ -146,8 +146,9 @@ Weights Record::matrix(const uint8_t* slot, int which) const {
 }
 
 void Mixture::lay_out(int row_count, int k, int width, int stream_count) {
+    finished = true;  // until the caller has filled it: a choice that fails half way is none
     rows = row_count, top_k = k, hidden = width, streams = stream_count;
-    missing = rows * top_k, begun = finished = false;
+    missing = rows * top_k, begun = false;
     const auto r = static_cast<size_t>(rows), pairs = static_cast<size_t>(missing), d = static_cast<size_t>(hidden);
     const size_t floats = r * d * 2 + pairs * d + pairs + r * static_cast<size_t>(streams + 1);
     memory.reserve(floats * 4 + pairs * 5 + 8 * 64);

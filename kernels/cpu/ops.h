@@ -130,7 +130,7 @@ struct Mixture {
     int streams = 0;          // 0: the sum is not injected
     int missing = 0;          // (row, rank) pairs that no wave has brought yet
     bool begun = false;       // the shared expert was computed, which comes with the first wave
-    bool finished = true;     // nothing is left to do
+    bool finished = true;     // nothing is left to do, or nothing was chosen yet
     float* x = nullptr;       // [R, D]
     float* gain = nullptr;    // [R, S]
     int32_t* ids = nullptr;   // [R, K]
@@ -139,7 +139,7 @@ struct Mixture {
     float* each = nullptr;      // [R, K, D], unweighted
     float* shared = nullptr;    // [R, D], unweighted; finish_mixture() sums here
     float* switches = nullptr;  // [R], of the shared expert
-    // Takes memory for a choice. x, gain, ids and weights are the caller's to fill.
+    // Takes memory for a choice. x, gain, ids and weights are the caller's to fill; then it is not finished any more.
     void lay_out(int rows, int top_k, int hidden, int streams);
 };
 // read_residual, then route.

@@ -75,9 +75,11 @@ inline float round_group(const float* x, int n, int16_t* out, float* sum) {
         *sum = 0;
         return bad;
     }
-    const Float inverse = Isa::splat(limit / highest);
+    // So small that the inverse would be infinite? Raised first, which loses nothing.
+    const float raise = highest < 0x1p-100F ? 0x1p100F : 1.0F;
+    const Float raised = Isa::splat(raise), inverse = Isa::splat(limit / (highest * raise));
     for (int i = 0; i < n; i += lanes) {
-        const Float whole = Isa::round(Isa::mul(Isa::load(x + i), inverse));
+        const Float whole = Isa::round(Isa::mul(Isa::mul(Isa::load(x + i), raised), inverse));
         total = Isa::add(total, whole);
         With<P>::store_words(out + i, whole);
     }

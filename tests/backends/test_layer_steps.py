@@ -1,5 +1,7 @@
 """A layer's steps are their parts, bit for bit; what they keep between calls does not grow; few regions are handed over."""
 
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -163,6 +165,61 @@ def test_a_mixture_that_fails_spoils_nothing():
         np.testing.assert_array_equal(steps.mixture(copy, steps.choose(copy)), expected)
 
 
+NO_MEMORY = """
+import resource
+from pathlib import Path
+
+import numpy as np
+
+from cherenkov import _native
+from cherenkov.backends.native import _record, _residual, _shared
+from cherenkov.errors import BackendError
+from tests.backends.choices import start
+from tests.backends.layers import SMALL
+from tests.backends.test_layer_steps import Steps
+
+steps, mixture = Steps(start("", threads=1), SMALL), _native.Mixture()
+engine, read, gate = steps.ops._engine, _residual(steps.read), steps.router.gate.placed
+arrivals = steps.arrivals(np.arange(SMALL.experts))
+
+
+def choose(wide):
+    ids = np.zeros((len(wide), SMALL.top_k), np.int32)
+    engine.choose(read, gate, True, wide, mixture, ids)
+
+
+choose(steps.wide(2))
+many = np.zeros((200_000, SMALL.streams * SMALL.hidden), np.float32)
+held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + (%d << 20), -1))
+wave = arrivals.waves[0]
+for call in (
+    lambda: choose(many),
+    lambda: engine.expert_wave(
+        mixture, _shared(steps.shared), _record(steps.layout), arrivals.pool.memory, wave.experts, wave.slots, many
+    ),
+):
+    try:
+        call()
+    except BackendError as error:
+        print(error)
+"""
+
+
+@needs_kernels
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("left_mib", [20, 350])
+def test_a_choice_without_memory_is_none(left_mib):
+    """Neither where its own memory is missing, nor where that of its computation is."""
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MEMORY % left_mib], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert "choose: there is not enough memory" in first
+    assert "has had its experts" in second
+
+
 @needs_kernels
 def test_an_expert_that_comes_twice_is_computed_once():
     steps = Steps(start(""), WIDE)
@@ -200,8 +257,11 @@ def test_steps_that_do_not_fit_are_refused():
         steps.mix("delta", other.wide(2), [Span(0, 2, 0, steps.state("delta"))])
     with pytest.raises(BackendError, match="state"):
         steps.mix("delta", wide, [Span(0, 2, 0, other.state("delta"))])
-    with pytest.raises(BackendError, match="every row"):
-        steps.mix("attention", wide, [Span(0, 1, 0, steps.state("attention"))])
+    for kind in ("delta", "attention"):
+        for spans in ((), ((0, 1),), ((1, 2),), ((0, 2), (1, 2)), ((0, 2), (0, 2))):
+            listed = [Span(start, stop, 0, steps.state(kind)) for start, stop in spans]
+            with pytest.raises(BackendError, match="every row"):
+                steps.mix(kind, wide, listed)
     with pytest.raises(BackendError, match="shapes"):
         steps.ops.choose(steps.read, other.router, wide)
     with pytest.raises(BackendError, match="shapes"):

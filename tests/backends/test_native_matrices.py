@@ -143,6 +143,25 @@ def test_zeros_and_extremes(isa, precision):
     np.testing.assert_allclose(small, big * np.float32(2**-100), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("isa", "precision"), CHOICES)
+def test_next_to_nothing_is_a_number_too(isa, precision):
+    """A gate that is shut leaves activations whose inverse is infinite."""
+    ops, x = start(isa, precision), random(10)(9, 192)
+    for bits in (2, 3, 4):
+        host = host_matrix(random(bits)(6, 192), bits, 64)
+        values, matrix = values_of(host), ops.matrix(host)
+        for exponent in range(-150, -90):
+            tiny = x * np.float32(2.0**exponent)
+            y = ops.linear(matrix, tiny)
+            assert np.isfinite(y).all(), exponent
+            assert (np.abs(y) <= np.abs(tiny.astype(float)) @ np.abs(values.T) * 2 + 1e-39).all(), (
+                exponent
+            )
+            if exponent > -104:
+                assert error_of(y, tiny.astype(float), values) < TOLERANCE[precision], exponent
+    ops.close()
+
+
 @pytest.mark.parametrize(("isa", "precision"), FLOAT32)
 def test_rows_may_be_strided(isa, precision):
     """A matrix may be part of a larger one, or of a record."""

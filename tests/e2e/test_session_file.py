@@ -1,15 +1,29 @@
 """Sessions in files."""
 
 import json
+import os
 import shutil
+import threading
 
 import pytest
 
 from cherenkov import Model, Session
-from cherenkov.errors import CorruptModel, DiskError, RequestError, UnsupportedModel
+from cherenkov.errors import (
+    CherenkovError,
+    CorruptModel,
+    DiskError,
+    RequestError,
+    UnsupportedModel,
+)
 from cherenkov.packing.integrity import sealed
 
 QUESTION = "What is the capital of France?"
+PCG64 = {
+    "bit_generator": "PCG64",
+    "state": {"state": 1, "inc": 1},
+    "has_uint32": 0,
+    "uinteger": 0,
+}
 TOOL = {"name": "get_weather", "parameters": {"properties": {"city": {"type": "string"}}}}
 
 
@@ -66,6 +80,17 @@ def test_a_session_without_anything(model, tmp_path):
     same(model.load_session(tmp_path / "s"), session)
 
 
+def test_arguments_as_deep_as_messages_allow(model, tmp_path):
+    deep = 1
+    for _ in range(64):
+        deep = [deep]
+    session = model.session(max_tokens=1)
+    call = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"a": deep[0]}}]}
+    session.send([{"role": "user", "content": "Hm."}, call, {"role": "tool", "content": "!"}])
+    session.save(tmp_path / "s")
+    same(model.load_session(tmp_path / "s"), session)
+
+
 def test_a_file_is_replaced_as_a_whole(model, session, tmp_path, monkeypatch):
     path = tmp_path / "talk.json"
     session.save(path)
@@ -86,6 +111,56 @@ def test_a_file_is_replaced_as_a_whole(model, session, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["talk.json"]
     fork.save(path)
     assert len(model.load_session(path).history) == len(fork.history)
+
+
+def test_a_file_keeps_its_rights(session, tmp_path):
+    path = tmp_path / "talk.json"
+    path.touch(0o600)
+    session.save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_only_a_file_is_replaced(session, tmp_path):
+    """Root could put a file in a device's place."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path / "link", tmp_path):
+        with pytest.raises(DiskError, match="no regular file"):
+            session.save(path)
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_what_a_killed_writer_left_is_no_obstacle(model, session, tmp_path):
+    (tmp_path / ".talk.json.tmp").write_bytes(b"x" * (1 << 20))
+    (tmp_path / "talk.json.tmp").write_bytes(b"mine")
+    session.save(tmp_path / "talk.json")
+    same(model.load_session(tmp_path / "talk.json"), session)
+    assert {p.name for p in tmp_path.iterdir()} == {"talk.json", "talk.json.tmp"}
+    assert (tmp_path / "talk.json.tmp").read_bytes() == b"mine"
+
+
+def test_many_may_write_one_file(model, session, tmp_path):
+    """Each time one of them is there, and complete."""
+    path, found = tmp_path / "talk.json", []
+    empty = model.session()
+    empty.save(path)
+    writers = [session, empty, session.fork(), model.session(system="?" * 5000)]
+
+    def write(one):
+        try:
+            for _ in range(20):
+                one.save(path)
+        except CherenkovError as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=write, args=(one,)) for one in writers]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        model.load_session(path)
+    assert found == []
+    assert [p.name for p in tmp_path.iterdir()] == ["talk.json"]
 
 
 def test_nowhere_to_write_and_nothing_to_read(model, session, tmp_path):
@@ -143,6 +218,10 @@ def test_another_version_and_another_kind(model, session, tmp_path):
         {"tools": [5]},
         {"usage": {"prompt_tokens": "many"}},
         {"usage": {"nonsense": 1}},
+        {"usage": {"prompt_tokens": 10**400}},
+        {"random": PCG64 | {"state": {"state": 2**200, "inc": 1}}},
+        {"random": PCG64 | {"state": {"state": -1, "inc": 1}}},
+        {"random": PCG64 | {"uinteger": 2**32}},
         {"random": {}},
         {"random": {"bit_generator": "MT19937"}},
         {"random": None},

@@ -80,6 +80,8 @@ def test_logprobs(options, wanted):
         ({"zzz": 1}, "zzz", "there is no such option"),
         ({"temperature": -1}, "temperature", "0 or more"),
         ({"temperature": "hot"}, "temperature", "a finite number"),
+        ({"temperature": 10**400}, "temperature", "a finite number"),
+        ({"logit_bias": {5: -(10**400)}}, "logit_bias", "from -100 to 100"),
         ({"top_p": 0}, "top_p", "above 0"),
         ({"top_k": 1.5}, "top_k", "a whole number"),
         ({"seed": -1}, "seed", "a whole number"),

@@ -312,3 +312,21 @@ def test_long_values_cost_one_pass(filler):
     events = [e for piece in pieces for e in parser.feed(piece)] + parser.flush()
     assert called(events) == [("weather", {"city": f"[{value}]"})]
     assert ToolCallParser(TOOLS).feed(text)[-1] == events[-1]
+
+
+def test_calls_without_end_are_as_many_as_a_message_holds():
+    """A model that repeats itself: the turn ends, and the reply can be kept."""
+    parser = ToolCallParser(TOOLS)
+    events = parser.feed((NOW + "\n") * 128)
+    assert parser.is_done
+    events += parser.feed(NOW * 20) + parser.flush()
+    assert called(events) == [("now", {})] * 128
+    assert "".join(e.raw for e in events) == (NOW + "\n") * 128 + NOW * 20
+
+
+def test_arguments_that_no_message_holds_are_text():
+    lists = f"[{'1,' * 40000}1]"
+    parts = "".join(f"<parameter={key}>\n{lists}\n</parameter>\n" for key in ("city", "a", "b"))
+    text = f"<tool_call>\n<function=weather>\n{parts}</function>\n</tool_call>"
+    parser = ToolCallParser(TOOLS)
+    assert joined(parser.feed(text) + parser.flush()) == [Text(text, "too large arguments")]
