@@ -172,14 +172,14 @@ from pathlib import Path
 import numpy as np
 
 from cherenkov import _native
-from cherenkov.backends.native import _record, _residual, _shared
+from cherenkov.backends.native_weights import expert_record, residual_weights, shared_weights
 from cherenkov.errors import BackendError
 from tests.backends.choices import start
 from tests.backends.layers import SMALL
 from tests.backends.test_layer_steps import Steps
 
 steps, mixture = Steps(start("", threads=1), SMALL), _native.Mixture()
-engine, read, gate = steps.ops._engine, _residual(steps.read), steps.router.gate.placed
+engine, read, gate = steps.ops._engine, residual_weights(steps.read), steps.router.gate.placed
 arrivals = steps.arrivals(np.arange(SMALL.experts))
 
 
@@ -196,7 +196,7 @@ wave = arrivals.waves[0]
 for call in (
     lambda: choose(many),
     lambda: engine.expert_wave(
-        mixture, _shared(steps.shared), _record(steps.layout), arrivals.pool.memory, wave.experts, wave.slots, many
+        mixture, shared_weights(steps.shared), expert_record(steps.layout), arrivals.pool.memory, wave.experts, wave.slots, many
     ),
 ):
     try:
