@@ -11,6 +11,9 @@ from cherenkov.errors import RequestError
 
 __all__ = ["check_real", "check_whole", "checked_biases", "is_real", "is_whole", "refused"]
 
+_UNWRITABLE = 10**4000
+"""Python refuses to write out numbers that are not much longer."""
+
 
 def is_real(value: object) -> bool:
     """A finite number that a float can hold, of Python or NumPy, and no bool."""
@@ -23,8 +26,10 @@ def is_real(value: object) -> bool:
 
 
 def is_whole(value: object) -> bool:
-    """A whole number, of Python or NumPy, and no bool."""
-    return not isinstance(value, bool) and isinstance(value, numbers.Integral)
+    """A whole number, of Python or NumPy, that can be written down, and no bool."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        return False
+    return -_UNWRITABLE < int(value) < _UNWRITABLE
 
 
 def check_real(name: str, value: Any, low: float, high: float, wanted: str) -> None:
@@ -72,7 +77,11 @@ def checked_biases(value: Any, most: int) -> tuple[tuple[int, float], ...]:
 
 def refused(name: str, value: object, wanted: str) -> RequestError:
     """The error for a value out of range."""
-    return RequestError(f"{name} = {value!r:.80}: must be {wanted}", param=name.partition("[")[0])
+    try:
+        shown = f"{value!r:.80}"
+    except ValueError:
+        shown = "a number of thousands of digits"
+    return RequestError(f"{name} = {shown}: must be {wanted}", param=name.partition("[")[0])
 
 
 def _pair(pair: object) -> tuple[int, Any]:
