@@ -1,5 +1,6 @@
 """A layer's steps are their parts, bit for bit; what they keep between calls does not grow; few regions are handed over."""
 
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -208,6 +209,9 @@ for call in (
 
 @needs_kernels
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+@pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer maps all memory there is"
+)
 @pytest.mark.parametrize("left_mib", [20, 350])
 def test_a_choice_without_memory_is_none(left_mib):
     """Neither where its own memory is missing, nor where that of its computation is."""
