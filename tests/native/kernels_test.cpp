@@ -239,30 +239,36 @@ void activations(const Kernels& k, int n) {
         }
 }
 
+// One token at a time, by the functions that work on whole chunks.
 void delta_rule(const Kernels& k, int keys, int values) {
     Random draw;
     const auto K = static_cast<size_t>(keys), V = static_cast<size_t>(values);
-    Floats state = draw.numbers(keys * values), out(V);
+    Floats state = draw.numbers(keys * values), change(V);
     std::vector<double> expected(state.begin(), state.end()), y(V);
     for (int step = 0; step < 3; step++) {
-        const Floats q = draw.numbers(keys), v = draw.numbers(values);
-        Floats key = draw.numbers(keys);
-        k.unit(key.data(), keys, 1e-6F, 1.0F, key.data());
+        Floats pair = draw.numbers(2 * keys), recalled(2 * V);  // of key and query
+        const Floats v = draw.numbers(values);
+        float *key = pair.data(), *q = key + K, *out = recalled.data() + V, dots[2];
+        k.unit(key, keys, 1e-6F, 1.0F, key);
         const float decay = 0.9F, beta = 0.7F;
-        k.delta_step(state.data(), q.data(), key.data(), v.data(), decay, beta, keys, values, out.data());
+        k.add_product(recalled.data(), 2, 1.0F, {key, K, 1}, state.data(), keys, values, state.data());
+        k.scale(recalled.data(), decay, 2 * values, recalled.data());
+        k.pair_dots(key, q, key, K, 1, keys, &dots[0], &dots[1]);
+        k.correct(v.data(), recalled.data(), beta, dots[1], values, change.data(), out);
+        k.add_product(state.data(), keys, decay, {key, 1, K}, change.data(), 1, values, change.data());
         for (size_t j = 0; j < V; j++) {
-            double recalled = 0;
-            for (size_t i = 0; i < K; i++) recalled += key[i] * (expected[i * V + j] *= decay);
+            double remembered = 0;
+            for (size_t i = 0; i < K; i++) remembered += key[i] * (expected[i * V + j] *= decay);
             y[j] = 0;
             for (size_t i = 0; i < K; i++) {
-                expected[i * V + j] += key[i] * (beta * (v[j] - recalled));
+                expected[i * V + j] += key[i] * (beta * (v[j] - remembered));
                 y[j] += q[i] * expected[i * V + j];
             }
         }
         Worst worst;
-        worst.see(out, y);
+        worst.see(Floats(out, out + V), y);
         worst.see(state, expected);
-        worst.within(4e-6, k.name, "delta_step", step);
+        worst.within(4e-6, k.name, "delta rule", step);
     }
 }
 
