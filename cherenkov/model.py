@@ -14,7 +14,7 @@ from cherenkov.backends import create
 from cherenkov.backends.base import Backend, Options
 from cherenkov.budget import available_memory, demand_of, make_plan
 from cherenkov.chat.options import Settings
-from cherenkov.chat.replies import Finished, Reply, Run
+from cherenkov.chat.replies import Reply, Run, reply_of
 from cherenkov.chat.responder import Responder, Stopwatch
 from cherenkov.chat.session import Session
 from cherenkov.comparison import Difference, admit_reference, differences
@@ -272,10 +272,7 @@ class Model:
             TemplateError: the model has no chat template, or it failed.
             DiskError, CorruptModel: an expert could not be read.
         """
-        for event in self.stream_chat(messages, tools=tools, **options):
-            if isinstance(event, Finished):
-                return event.reply
-        raise AssertionError("a stream ends with its reply")
+        return reply_of(self.stream_chat(messages, tools=tools, **options))
 
     def stream_chat(
         self,

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cherenkov.experts.stats import ExpertStats
     from cherenkov.logprobs import TokenLogprobs
     from cherenkov.text.tool_calls import ToolCall
@@ -19,6 +21,7 @@ __all__ = [
     "TextDelta",
     "ToolCallEvent",
     "Usage",
+    "reply_of",
 ]
 
 
@@ -153,3 +156,11 @@ class Finished:
 
 
 Event = TextDelta | ReasoningDelta | ToolCallEvent | Finished
+
+
+def reply_of(events: Iterable[Event]) -> Reply:
+    """The answer that a stream of events ends with."""
+    for event in events:
+        if isinstance(event, Finished):
+            return event.reply
+    raise AssertionError("a stream ends with its reply")

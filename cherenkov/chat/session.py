@@ -17,7 +17,7 @@ from typing_extensions import override
 from cherenkov.chat.kept import Kept
 from cherenkov.chat.prompting import certain_length, checked_said, fitting
 from cherenkov.chat.record import OVERFLOWS, Record, read_record, write_record
-from cherenkov.chat.replies import Finished
+from cherenkov.chat.replies import Finished, reply_of
 from cherenkov.errors import Cancelled, RequestError
 from cherenkov.prefill import advance
 from cherenkov.text.messages import checked_message
@@ -175,10 +175,7 @@ class Session:
             TemplateError: the template failed, or refused the messages.
             DiskError, CorruptModel: an expert could not be read.
         """
-        for event in self.stream(message, tools=tools, **options):
-            if isinstance(event, Finished):
-                return event.reply
-        raise AssertionError("a stream ends with its reply")
+        return reply_of(self.stream(message, tools=tools, **options))
 
     def stream(
         self,
