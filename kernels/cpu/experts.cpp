@@ -63,12 +63,11 @@ void compute(Engine& e, Job* jobs, int count) {
         Job& job = jobs[j];
         job.activations->packed.prepare(job.down);
         for (int i = 0; i < job.pairs; i++) job.outputs[i].x = job.activations->packed.row(job.down, job.first + i);
-        if (j + 1 < count) job.down.ahead = jobs[j + 1].down.row(0);
         tasks[j] = matrix_task(job.down.rows, job.down.row_bytes(), job.pairs);
     }
     in_pieces(e, tasks, count, [&](int j, int first, int last, int) {
         Weights down = jobs[j].down;
-        if (last < down.rows) down.ahead = {};  // what follows is the next piece
+        if (last == down.rows && j + 1 < count) down.ahead = jobs[j + 1].down.row(0);  // else the next piece follows
         e.k.multiply(down, e.precision, jobs[j].outputs, jobs[j].pairs, first, last);
     });
 }

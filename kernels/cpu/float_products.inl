@@ -81,11 +81,7 @@ ALWAYS_INLINE void multiply_strip(const Weights& w, const Inputs<M>& in, const S
     for (int r = 0; r < R; r++)
         for (int m = 0; m < M; m++) acc[r][m] = Isa::zero();
     const int groups = w.cols / w.group;
-    for (int r = 0; r < R; r++)
-        for (int at = 0; at < groups * 2; at += 64) {
-            Isa::prefetch(strip.scales[r] + prefetch_rows * w.scales_stride + at);
-            Isa::prefetch(strip.biases[r] + prefetch_rows * w.scales_stride + at);
-        }
+    prefetch_scales(w, n, last, R);
     add_biases<M, R>(strip, in, groups, acc);
     constexpr size_t code_bytes = block_codes * Bits / 8;
     const auto blocks = static_cast<size_t>(w.cols / block_codes);
