@@ -51,8 +51,11 @@ class _Idle:
     def __getattr__(self, _name: str) -> Any:
         return _nothing
 
-    def choose(self, *given: Any) -> None:
-        given[-1][:] = _FIRST
+    def stretch(self, *given: Any) -> int:
+        (_, first, last), (table, _, ids) = given[:3], given[-3:]
+        ids[:] = _FIRST
+        lacking = (table[first:last, : len(_FIRST)] < 0).any(axis=1)
+        return int(lacking.argmax()) if lacking.any() else last - first
 
     def expert_wave(self, *_given: object) -> bool:
         return True

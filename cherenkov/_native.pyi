@@ -56,6 +56,12 @@ def draft_fuse(
 ) -> DraftFuse: ...
 def head(mixer: GatedResidual, matrix: Matrix) -> Head: ...
 
+class Trunk: ...
+class Memory: ...
+
+def trunk(layers: Sequence[tuple[Any, ...]]) -> Trunk: ...
+def memory(trunk: Trunk, states: Sequence[Any], ple: Sequence[Any]) -> Memory: ...
+
 class Mixture:
     @property
     def bytes(self) -> int: ...
@@ -121,6 +127,21 @@ class Engine:
         target: Floats,
         /,
     ) -> bool: ...
+    def stretch(
+        self,
+        trunk: Trunk,
+        first: int,
+        last: int,
+        spans: Spans,
+        wide: Floats,
+        features: Sequence[Floats | None],
+        record: Record,
+        pool: NDArray[np.uint8],
+        table: Ids,
+        mixture: Mixture,
+        ids: Ids,
+        /,
+    ) -> int: ...
     def fuse(
         self, w: DraftFuse, table: Matrix, tokens: Ids, wide: Floats, out: Floats, /
     ) -> None: ...

@@ -44,13 +44,17 @@ class Snapshot(Generic[A]):
 
 @dataclass(slots=True)
 class State(Generic[A]):
-    """One sequence. `layers` holds each trunk layer's state; `ple` and `draft` that of the parts beside it."""
+    """One sequence. `layers` holds each trunk layer's state; `ple` and `draft` that of the parts beside it.
+
+    `bound` is the backend's: how it keeps these arrays at hand. Whoever replaces one empties it.
+    """
 
     layers: tuple[DeltaState[A] | AttentionState[A], ...]
     ple: dict[int, PleState[A]]
     draft: AttentionState[A] | None
     context_tokens: int
     tokens: list[int] = field(default_factory=list)
+    bound: object = field(default=None, compare=False, repr=False)
 
     @property
     def position(self) -> int:
@@ -97,6 +101,7 @@ class State(Generic[A]):
             kept = _copied(snapshot.recurrent[name], backend.copy)
             for one in fields(part):
                 setattr(part, one.name, getattr(kept, one.name))
+        self.bound = None
         del self.tokens[snapshot.position :]
 
     def _parts(self) -> dict[str, Any]:
@@ -149,21 +154,9 @@ class Rows(Generic[A]):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def delta(self, layer: int) -> list[Span[DeltaState[A]]]:
-        """The segments, with the state of a DeltaNet layer."""
-        return [
-            Span(s.start, s.stop, s.state.position, s.state.delta(layer)) for s in self.segments
-        ]
-
-    def attention(self, layer: int) -> list[Span[AttentionState[A]]]:
-        """The segments, with the state of an attention layer."""
-        return [
-            Span(s.start, s.stop, s.state.position, s.state.attention(layer)) for s in self.segments
-        ]
-
-    def ple(self, layer: int) -> list[Span[PleState[A]]]:
-        """The segments, with the n-gram feature state of a layer."""
-        return [Span(s.start, s.stop, s.state.position, s.state.ple[layer]) for s in self.segments]
+    def spans(self) -> list[Span[State[A]]]:
+        """The segments, with their sequences' memory of every layer."""
+        return [Span(s.start, s.stop, s.state.position, s.state) for s in self.segments]
 
     def draft(self) -> list[Span[AttentionState[A]]]:
         """The segments, with the draft head's state; its positions are its own."""

@@ -14,13 +14,39 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+
+from cherenkov.backends.operands import (
+    Arrivals,
+    AttentionState,
+    Block,
+    Choice,
+    DeltaNet,
+    DeltaState,
+    DraftFuse,
+    Embedding,
+    ExpertPool,
+    Floats,
+    GatedResidual,
+    Head,
+    Ids,
+    Memory,
+    Ple,
+    PleState,
+    Resident,
+    Router,
+    Routes,
+    SharedExpert,
+    Span,
+    SparseAttention,
+    Stretch,
+    Wave,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Mapping, Sequence
 
     from cherenkov.checkpoint.affine import HostMatrix
     from cherenkov.packing.layout import ExpertLayout
@@ -29,231 +55,33 @@ __all__ = [
     "Arrivals",
     "AttentionState",
     "Backend",
+    "Block",
     "Choice",
     "DeltaNet",
     "DeltaState",
     "DraftFuse",
     "Embedding",
     "ExpertPool",
+    "Floats",
     "GatedResidual",
     "Head",
+    "Ids",
+    "Memory",
     "Options",
     "Ple",
     "PleState",
+    "Resident",
     "Router",
     "Routes",
     "SharedExpert",
     "Span",
     "SparseAttention",
+    "Stretch",
     "Wave",
 ]
 
 M = TypeVar("M")
 A = TypeVar("A")
-S_co = TypeVar("S_co", covariant=True)
-
-Ids = NDArray[np.int32]
-Floats = NDArray[np.float32]
-
-
-# --- weights -----------------------------------------------------------------------------------------------------
-# Norm weights arrive complete: where the checkpoint's are zero-centred, the 1 has been added.
-
-
-@dataclass(frozen=True, slots=True)
-class Embedding(Generic[M]):
-    """Token table `[V, D]`; its row fills every one of the S streams."""
-
-    table: M
-    streams: int
-
-
-@dataclass(frozen=True, slots=True)
-class GatedResidual(Generic[M, A]):
-    """A hyper-connection: how a block reads the wide residual, and how strongly it writes back."""
-
-    norm: A  # [S*D]
-    down: M  # [L, S*D]
-    up: M  # [S*D, L]
-    inject: M | None  # [S, S*D]; None for a final mixer, which only reads
-    streams: int
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaNet(Generic[M, A]):
-    """Gated DeltaNet. C = 2*Hk*dk + Hv*dv channels, in the order query, key, value."""
-
-    qkv: M  # [C, D]
-    z: M  # [Hv*dv, D]
-    a: M  # [Hv, D]
-    b: M  # [Hv, D]
-    out: M  # [D, Hv*dv]
-    conv: A  # [C, taps], oldest tap first
-    a_log: A  # [Hv]
-    dt_bias: A  # [Hv]
-    norm: A  # [dv]
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    taps: int
-    gate: str  # "silu" or "sigmoid"
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class SparseAttention(Generic[M, A]):
-    """Attention whose keys are chosen in blocks by an indexer (QSA). `q` emits query and gate, head by head."""
-
-    q: M  # [H*2*d, D]
-    k: M  # [Hkv*d, D]
-    v: M  # [Hkv*d, D]
-    o: M  # [D, H*d]
-    q_bias: A | None
-    k_bias: A | None
-    v_bias: A | None
-    o_bias: A | None
-    q_norm: A  # [d]
-    k_norm: A  # [d]
-    index: M  # [(Hi+1)*di, D]
-    index_q_norm: A  # [di]
-    index_k_norm: A  # [di]
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rotary_dim: int
-    theta: float
-    index_heads: int
-    index_dim: int
-    block: int  # tokens in an index block
-    budget: int  # tokens kept from complete blocks, a multiple of `block`
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ple(Generic[M, A]):
-    """Per-layer embedding: hashed n-gram features, gated into every stream."""
-
-    key: M  # [S*D, P]
-    value: M  # [D, P]
-    norm_key: A  # [S*D]
-    norm_query: A  # [S*D]
-    norm_conv: A  # [S*D]
-    conv: A  # [S*D, taps], oldest tap first
-    taps: int
-    dilation: int
-    streams: int
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class Router(Generic[M]):
-    """Scores `[E, D]`, softmax over all experts, the best K; `normalise` makes the K weights sum to 1."""
-
-    gate: M
-    top_k: int
-    normalise: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SharedExpert(Generic[M]):
-    """The expert every token uses, weighted by sigmoid(switch . x)."""
-
-    gate: M  # [Is, D]
-    up: M  # [Is, D]
-    down: M  # [D, Is]
-    switch: M  # [1, D]
-
-
-@dataclass(frozen=True, slots=True)
-class DraftFuse(Generic[M, A]):
-    """Entry of the MTP head: the trunk's residual and the next token's embedding, fused into a new residual."""
-
-    norm_embedding: A  # [D]
-    norm_hidden: A  # [S*D], one statistic over all streams
-    fc_embedding: M  # [D, D]
-    fc_hidden: M  # [D, D], shared by the streams
-    streams: int
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class Head(Generic[M, A]):
-    """Final mixer and LM head `[V, D]`."""
-
-    mixer: GatedResidual[M, A]
-    matrix: M
-
-
-# --- state: one sequence's memory of one layer --------------------------------------------------------------------
-# Arrays may be written in place or replaced; `length` counts the tokens that went in.
-
-
-@dataclass(slots=True)
-class DeltaState(Generic[A]):
-    """`history` `[taps-1, C]`: the last convolution inputs, oldest first. `matrix` `[Hv, dk, dv]` float32.
-
-    A backend that works in chunks of `Backend.delta_chunk` positions folds a chunk into `matrix` when the next one
-    begins. Until then `pending` holds what its positions did, in an order of the backend's choice:
-    `delta_chunk * (Hk*dk + Hv*(dv+1))` numbers, of which the span's position says how many count. `Backend.settled`
-    gives the matrix as of now.
-    """
-
-    history: A
-    matrix: A
-    pending: A | None = None
-
-
-@dataclass(slots=True)
-class AttentionState(Generic[A]):
-    """Keys and values `[T, Hkv, d]`, raw index keys `[T, di]`, finished block keys `[T//block, di]`."""
-
-    keys: A
-    values: A
-    index_keys: A
-    block_keys: A
-    length: int = 0
-
-
-@dataclass(slots=True)
-class PleState(Generic[A]):
-    """`history` `[(taps-1)*dilation, S*D]`: the last normalised values, oldest first."""
-
-    history: A
-
-
-class Span(NamedTuple, Generic[S_co]):
-    """Rows `start:stop` are consecutive tokens of one sequence, the first at `position`; `state` is their layer's."""
-
-    start: int
-    stop: int
-    position: int
-    state: S_co
-
-
-# --- routed experts -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Routes(Generic[A]):
-    """Which experts each row uses: `ids` `[R, K]` by falling score, ties to the lower id; `weights` `[R, K]`."""
-
-    ids: Ids
-    weights: A
-
-
-class Choice:
-    """Rows that have chosen their experts: what `choose` leaves to one `mixture`. The rest is the backend's own.
-
-    Attributes:
-        ids: as in `Routes`, `[R, K]`: what the host must know, to have the experts in memory.
-    """
-
-    __slots__ = ("ids",)
-
-    def __init__(self, ids: Ids) -> None:
-        self.ids = ids
 
 
 class _Routed(Choice, Generic[A]):
@@ -266,45 +94,6 @@ class _Routed(Choice, Generic[A]):
         self.x = x  # [R, D]
         self.gain = gain  # [R, S]
         self.routes = routes
-
-
-class Wave(NamedTuple):
-    """Experts that are in memory now: `experts[i]` lies in slot `slots[i]` of the pool."""
-
-    experts: Ids
-    slots: Ids
-
-
-class ExpertPool:
-    """Slots that hold expert records. A backend makes it, reader threads fill it, kernels read it.
-
-    Attributes:
-        layout: how a record is laid out inside its slot.
-        memory: uint8 `[slots, stride_bytes]`, writable by the host.
-    """
-
-    def __init__(self, layout: ExpertLayout, memory: NDArray[np.uint8]) -> None:
-        self.layout = layout
-        self.memory = memory
-
-    @property
-    def slots(self) -> int:
-        """How many records fit."""
-        return len(self.memory)
-
-
-class Arrivals(Protocol):
-    """What `ExpertStore.acquire` hands to `experts`: the pool, and waves of experts as they come within reach.
-
-    Every routed expert comes in exactly one wave. A wave's slots are safe until the next wave is asked for.
-    """
-
-    @property
-    def pool(self) -> ExpertPool:
-        """Where the slots are."""
-
-    def __iter__(self) -> Iterator[Wave]:
-        """Resident experts first, then the missing ones as they land."""
 
 
 # --- the table ----------------------------------------------------------------------------------------------------
@@ -477,6 +266,44 @@ class Backend(ABC, Generic[M, A]):
         block = self.experts(shared, choice.x, choice.routes, arrivals)
         return self.inject(wide, block, choice.gain)
 
+    def stretch(
+        self,
+        blocks: Sequence[Block[M, A]],
+        reach: range,
+        wide: A,
+        spans: Sequence[Span[Memory[A]]],
+        features: Mapping[int, A],
+        resident: Resident,  # noqa: ARG002 - of no use to a backend that returns at every layer
+    ) -> Stretch[A]:
+        """Run layers for as long as the host need not do anything: as far as the first that lacks an expert, at most.
+
+        Args:
+            blocks: all layers, the same sequence in every call.
+            reach: which of them to run, at least one.
+            wide: the residual `[R, S*D]` before the first. May be reused.
+            spans: the rows' sequences, each with its memory of all layers, which advances.
+            features: n-gram features `[R, P]` of every layer that has any, by index.
+            resident: which experts are in memory. They stay there during the call.
+
+        Returns:
+            How far it came. This one stops at the first layer's experts.
+        """
+        block = blocks[reach.start]
+        if block.ple is not None:
+            wide = self.ple(
+                block.ple, wide, features[block.index], [_ple(s, block.index) for s in spans]
+            )
+        if isinstance(block.mixer, DeltaNet):
+            wide = self.mix_delta(
+                block.mixer_read, block.mixer, wide, [_delta(s, block.index) for s in spans]
+            )
+        else:
+            wide = self.mix_attention(
+                block.mixer_read, block.mixer, wide, [_attention(s, block.index) for s in spans]
+            )
+        choice = self.choose(block.moe_read, block.router, wide)
+        return Stretch(wide, np.empty((0, *choice.ids.shape), dtype=np.int32), choice)
+
     # around the layers
 
     @abstractmethod
@@ -496,3 +323,19 @@ class Backend(ABC, Generic[M, A]):
 def _present(gain: A | None) -> A:
     assert gain is not None, "only final mixers read without injecting"
     return gain
+
+
+def _ple(span: Span[Memory[A]], layer: int) -> Span[PleState[A]]:
+    return Span(span.start, span.stop, span.position, span.state.ple[layer])
+
+
+def _delta(span: Span[Memory[A]], layer: int) -> Span[DeltaState[A]]:
+    state = span.state.layers[layer]
+    assert isinstance(state, DeltaState)
+    return Span(span.start, span.stop, span.position, state)
+
+
+def _attention(span: Span[Memory[A]], layer: int) -> Span[AttentionState[A]]:
+    state = span.state.layers[layer]
+    assert isinstance(state, AttentionState)
+    return Span(span.start, span.stop, span.position, state)

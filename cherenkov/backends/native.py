@@ -33,6 +33,7 @@ from cherenkov.backends.base import (
     Arrivals,
     AttentionState,
     Backend,
+    Block,
     Choice,
     DeltaNet,
     DeltaState,
@@ -43,21 +44,24 @@ from cherenkov.backends.base import (
     GatedResidual,
     Head,
     Ids,
+    Memory,
     Options,
     Ple,
     PleState,
+    Resident,
     Router,
     Routes,
     SharedExpert,
     Span,
     SparseAttention,
+    Stretch,
 )
 from cherenkov.backends.native_weights import Matrix
 from cherenkov.errors import BackendError, CapacityError
 from cherenkov.processors import processors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -72,6 +76,9 @@ _MISSING = describe.missing
 __all__ = ["Matrix", "Native", "instruction_sets", "read_bandwidth", "unavailable"]
 
 T = TypeVar("T")
+
+_ROWS_AT_ONE_GO = 8
+"""Rows that may go through several layers in one call; a call cannot be interrupted."""
 
 
 def unavailable() -> str:
@@ -327,6 +334,42 @@ class Native(Backend[Matrix, Floats]):
         return self._gather(choice.use_up(), shared, arrivals, wide)
 
     @override
+    def stretch(
+        self,
+        blocks: Sequence[Block[Matrix, Floats]],
+        reach: range,
+        wide: Floats,
+        spans: Sequence[Span[Memory[Floats]]],
+        features: Mapping[int, Floats],
+        resident: Resident,
+    ) -> Stretch[Floats]:
+        """Writes into `wide`. Many rows go layer by layer: that costs nothing then, and Ctrl-C is heard in between."""
+        layers = reach if len(wide) <= _ROWS_AT_ONE_GO else reach[:1]
+        trunk, pool = self._describe(blocks, self._trunk), resident.pool
+        ids = np.empty((len(layers), len(wide), blocks[0].router.top_k), dtype=np.int32)
+        mixture = self._memory()
+        done = self._engine.stretch(
+            trunk,
+            layers.start,
+            layers.stop,
+            [(s.start, s.stop, s.position, self._bound(trunk, blocks, s.state)) for s in spans],
+            wide,
+            [features.get(i) for i in range(len(blocks))],
+            self._describe(pool.layout, describe.expert_record),
+            pool.memory,
+            resident.slot_table,
+            mixture,
+            ids,
+        )
+        ran = blocks[layers.start : min(layers.start + done + 1, layers.stop)]
+        for s in spans:
+            _advance(ran, s)
+        if done < len(layers):
+            return Stretch(wide, ids[:done], _Choice(ids[done], mixture))
+        self._mixtures.append(mixture)
+        return Stretch(wide, ids, None)
+
+    @override
     def fuse(
         self,
         w: DraftFuse[Matrix, Floats],
@@ -388,6 +431,37 @@ class Native(Backend[Matrix, Floats]):
         self._mixtures.append(mixture)  # its memory serves the next choice
         return target
 
+    def _trunk(self, blocks: Sequence[Block[Matrix, Floats]]) -> _native.Trunk:
+        return _native.trunk([self._layer(block) for block in blocks])
+
+    def _layer(self, block: Block[Matrix, Floats]) -> tuple[Any, ...]:
+        mixer = block.mixer
+        return (
+            self._describe(block.mixer_read, describe.residual_weights),
+            self._describe(mixer, describe.delta_weights)
+            if isinstance(mixer, DeltaNet)
+            else self._describe(mixer, describe.attention_weights),
+            self._describe(block.moe_read, describe.residual_weights),
+            block.router.gate.placed,
+            block.router.normalise,
+            block.router.top_k,
+            self._describe(block.shared, describe.shared_weights),
+            None if block.ple is None else self._describe(block.ple, describe.ple_weights),
+        )
+
+    def _bound(
+        self,
+        trunk: _native.Trunk,
+        blocks: Sequence[Block[Matrix, Floats]],
+        memory: Memory[Floats],
+    ) -> _native.Memory:
+        """A sequence's arrays, described to the kernels once."""
+        bound = memory.bound
+        if not isinstance(bound, _native.Memory):
+            ple = [memory.ple.get(block.index) for block in blocks]
+            memory.bound = bound = _native.memory(trunk, memory.layers, ple)
+        return bound
+
     def _describe(self, w: T, describe: Callable[[T], object]) -> Any:
         try:
             return self._described[id(w)][1]
@@ -395,6 +469,14 @@ class Native(Backend[Matrix, Floats]):
             described = describe(w)
             self._described[id(w)] = w, described
             return described
+
+
+def _advance(blocks: Sequence[Block[Matrix, Floats]], span: Span[Memory[Floats]]) -> None:
+    """The span's rows are in the caches of these layers now."""
+    for block in blocks:
+        state = span.state.layers[block.index]
+        if isinstance(state, AttentionState):
+            state.length = span.position + span.stop - span.start
 
 
 def _lengthen(spans: Sequence[Span[AttentionState[Floats]]]) -> None:

@@ -41,6 +41,8 @@ class ExpertStore:
 
     Attributes:
         listener: if set, told the layer and the experts of its rows, `[R, K]`, whenever some are asked for.
+        slot_table: int32 `[layers, experts]`: the slot an expert is in, -1 if in none. For readers; it changes when
+            experts are asked for, and only then.
     """
 
     def __init__(self, pool: ExpertPool, reader: RecordReader, layers: int, experts: int) -> None:
@@ -50,7 +52,7 @@ class ExpertStore:
         self.stats = ExpertStats()
         self.listener: Callable[[int, Ids], None] | None = None
         self._reader = reader
-        self._slot_of = np.full((layers, experts), _NOTHING, dtype=np.int32)
+        self.slot_table = np.full((layers, experts), _NOTHING, dtype=np.int32)
         self._record_in = np.full(pool.slots, _NOTHING, dtype=np.int64)
         self._used = np.full(pool.slots, _NOTHING, dtype=np.int64)  # when, by `_now`; see `_settle`
         self._now = 0
@@ -73,6 +75,22 @@ class ExpertStore:
             self.listener(layer, ids)
         return Lease(self, layer, _distinct(ids))
 
+    def used(self, first_layer: int, ids: Ids) -> None:
+        """Count the use of experts `[layers, R, K]` of consecutive layers, which were computed where they are in memory."""
+        if not len(ids):
+            return
+        if self.listener is not None:
+            for i, routed in enumerate(ids):
+                self.listener(first_layer + i, routed)
+        flat = ids.reshape(len(ids), -1)
+        slots = np.take_along_axis(
+            self.slot_table[first_layer : first_layer + len(ids)], flat, axis=1
+        )
+        self._touched.append(slots.ravel())
+        self.stats.hits += flat.size if ids.shape[1] == 1 else _distinct_in_rows(flat)
+        if len(self._touched) >= _MOST_TOUCHED:
+            self._settle()
+
     def close(self) -> None:
         """Close the file. Slots are the backend's to free."""
         self._reader.close()
@@ -81,7 +99,7 @@ class ExpertStore:
 
     def waves(self, layer: int, ids: Ids) -> Iterator[Wave]:
         """Resident experts, then the missing in groups that fit; see the module's description."""
-        slots, missing = self._slot_of[layer].take(ids), ids[:0]
+        slots, missing = self.slot_table[layer].take(ids), ids[:0]
         if _NOTHING in slots.tolist():
             missing = ids[slots == _NOTHING]
             ids, slots = ids[slots != _NOTHING], slots[slots != _NOTHING]
@@ -113,7 +131,7 @@ class ExpertStore:
         slot, record = self._vacate(), layer * self.experts + expert
         begun = time.perf_counter()
         self._reader.read(record, self.pool.memory[slot])  # if it fails, the slot stays empty
-        self._slot_of[layer, expert] = slot
+        self.slot_table[layer, expert] = slot
         self._record_in[slot] = record
         self._used[slot] = self._now
         self._now += 1
@@ -130,7 +148,7 @@ class ExpertStore:
         slot = int(used.argmin())
         record = self._record_in[slot]
         if record != _NOTHING:
-            self._slot_of.flat[record] = _NOTHING
+            self.slot_table.flat[record] = _NOTHING
             self._record_in[slot] = self._used[slot] = _NOTHING
         return slot
 
@@ -180,3 +198,9 @@ def _distinct(ids: Ids) -> Ids:
     listed = flat.tolist()
     distinct = dict.fromkeys(listed)
     return flat if len(distinct) == len(listed) else np.array(list(distinct), dtype=np.int32)
+
+
+def _distinct_in_rows(ids: Ids) -> int:
+    """Sum over rows of how many different ids a row has."""
+    ordered = np.sort(ids, axis=1)
+    return len(ids) + int(np.count_nonzero(ordered[:, 1:] != ordered[:, :-1]))

@@ -52,11 +52,11 @@ inline int times(int a, int b) {
     return product > 0 && product <= std::numeric_limits<int>::max() ? static_cast<int>(product) : -1;
 }
 
-// A part of a span's state as it lies in memory: what was converted on the way in would be written to no avail.
+// A part of a state as it lies in memory: what was converted on the way in would be written to no avail.
 template <typename A>
-A state_of(const nb::tuple& span, const char* part, const char* operation) {
+A state_of(nb::handle state, const char* part, const char* operation) {
     A array;
-    need(nb::len(span) == 4 && nb::try_cast<A>(nb::getattr(span[3], part, nb::none()), array, false), operation,
+    need(nb::try_cast<A>(nb::getattr(state, part, nb::none()), array, false), operation,
          "a state is no C-contiguous float32 array of the right rank");
     return array;
 }

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <new>
 
-#include "bindings.h"
+#include "bindings_stretch.h"
 
 namespace cherenkov::cpu {
 namespace {
@@ -33,39 +33,13 @@ std::vector<std::string> isas() {
     return names;
 }
 
-template <typename State>
-void need_span(const Span<State>& span, int rows, const char* operation) {
-    need(span.start >= 0 && span.start <= span.stop && span.stop <= rows && span.position >= 0 &&
-             span.position <= std::numeric_limits<int>::max() - (span.stop - span.start),
-         operation, "a span lies outside the rows");
-}
-
-// What no span covers would be whatever the memory held.
-template <typename State>
-void need_cover(const std::vector<Span<State>>& spans, int rows, const char* operation) {
-    int covered = 0;
-    for (const auto& span : spans) {
-        need(span.start == covered, operation, "every row must belong to one span");
-        covered = span.stop;
-    }
-    need(covered == rows, operation, "every row must belong to one span");
-}
-
 // Spans are the tuples of cherenkov.backends.base: (start, stop, position, state).
 std::vector<Span<DeltaState>> spans_of(const DeltaNet& w, const nb::sequence& spans, int rows) {
     constexpr const char* op = "delta_net";
     std::vector<Span<DeltaState>> list;
     for (const nb::handle item : spans) {
-        const auto t = nb::cast<nb::tuple>(item);
-        const auto history = state_of<Out<2>>(t, "history", op);
-        const auto matrix = state_of<Out<3>>(t, "matrix", op);
-        const auto pending = state_of<Out<1>>(t, "pending", op);
-        need(has_shape(history, {w.conv.taps - 1, w.conv.channels}) &&
-                 has_shape(matrix, {w.value_heads, w.key_dim, w.value_dim}) &&
-                 has_shape(pending, {static_cast<int>(pending_size(w))}),
-             op, "a state does not have the layer's shape");
-        list.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]),
-                        {history.data(), matrix.data(), pending.data()}});
+        const auto t = span_tuple(item, op);
+        list.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]), delta_state(w, t[3])});
         need_span(list.back(), rows, op);
     }
     need_cover(list, rows, op);
@@ -76,46 +50,18 @@ std::vector<Span<AttentionState>> spans_of(const SparseAttention& w, const nb::s
     constexpr const char* op = "sparse_attention";
     std::vector<Span<AttentionState>> list;
     for (const nb::handle item : spans) {
-        const auto t = nb::cast<nb::tuple>(item);
-        const auto keys = state_of<Out<3>>(t, "keys", op), values = state_of<Out<3>>(t, "values", op);
-        const auto index_keys = state_of<Out<2>>(t, "index_keys", op);
-        const auto block_keys = state_of<Out<2>>(t, "block_keys", op);
-        const int tokens = side(keys, 0);
-        need(has_shape(keys, {tokens, w.kv_heads, w.head_dim}) && has_shape(values, {tokens, w.kv_heads, w.head_dim}) &&
-                 has_shape(index_keys, {tokens, w.index_dim}) && side(block_keys, 1) == w.index_dim,
-             op, "a cache does not have the layer's shape");
-        list.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]),
-                        {keys.data(), values.data(), index_keys.data(), block_keys.data()}});
+        const auto t = span_tuple(item, op);
+        const Cache cache = attention_state(w, t[3]);
+        list.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]), cache.state});
         const auto& span = list.back();
         need_span(span, rows, op);
-        const int stop = span.position + span.stop - span.start;
-        need(stop <= tokens && stop / w.block <= side(block_keys, 0), op, "the cache is full");
+        need(span.position + span.stop - span.start <= cache.tokens, op, "the cache is full");
     }
     need_cover(list, rows, op);
     return list;
 }
 
-// A mixture that Python holds from one call to the next, and the call that is at it.
-struct HeldMixture {
-    Mixture mixture;
-    bool busy = false;
-};
-
-class Busy {
-public:
-    explicit Busy(HeldMixture& held) : held_(held) {
-        need(!held.busy, "experts", "another thread is at this choice");
-        held.busy = true;
-    }
-    ~Busy() { held_.busy = false; }
-    Busy(const Busy&) = delete;
-    Busy& operator=(const Busy&) = delete;
-
-private:
-    HeldMixture& held_;
-};
-
-class HeldEngine {
+class HeldEngine : public Turns {
 public:
     HeldEngine(const std::string& isa, const std::string& precision, int threads) {
         const Kernels* kernels = find_kernels(isa.c_str());
@@ -219,11 +165,8 @@ public:
         need(side(wide, 1) == w.conv.channels && has_shape(features, {rows, w.key.cols}), "ple", "shapes do not fit");
         std::vector<Span<float*>> list;
         for (const nb::handle item : spans) {
-            const auto t = nb::cast<nb::tuple>(item);
-            const auto history = state_of<Out<2>>(t, "history", "ple");
-            need(has_shape(history, {w.conv.taps == 1 ? 0 : times(w.conv.taps - 1, w.dilation), w.conv.channels}), "ple",
-                 "a state does not have the layer's shape");
-            list.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]), history.data()});
+            const auto t = span_tuple(item, "ple");
+            list.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]), ple_state(w, t[3])});
             need_span(list.back(), rows, "ple");
         }
         need_cover(list, rows, "ple");
@@ -300,6 +243,22 @@ public:
         return m.finished;
     }
 
+    // Runs layers [first, last) until one lacks an expert; returns how many ran whole. See ops.h.
+    int stretch(HeldTrunk& trunk, int first, int last, const nb::sequence& spans, const Out<2>& wide,
+                const nb::sequence& features, const Record& record, const Array<const uint8_t, 2>& pool,
+                const Array<const int32_t, 2>& table, HeldMixture& held, const Array<int32_t, 3>& ids) {
+        engine("stretch");
+        const Busy busy(held);
+        const Reach reach = checked_reach(trunk, first, last, spans, wide, features, ids);
+        const Residency here = checked_residency(trunk, record, pool, table);
+        int done = 0;
+        run("stretch", [&](Engine& e) {
+            done = trunk.stretch.run(e, trunk.layers.data(), first, last, reach.spans, wide.data(), side(wide, 0),
+                                     reach.features.data(), here, held.mixture, ids.data());
+        });
+        return done;
+    }
+
     void fuse(const HeldFuse& held, const Matrix& table, const Ids& tokens, const Const<2>& wide, const Out<2>& out) {
         const DraftFuse& w = held.w;
         const int rows = side(tokens, 0), width = w.hidden * w.streams;
@@ -322,28 +281,6 @@ public:
     }
 
 private:
-    const std::shared_ptr<Engine>& engine(const char* operation) {
-        need(engine_ != nullptr, operation, "the backend is closed");
-        return engine_;
-    }
-
-    template <typename F>
-    void run(const char* operation, const F& f) {
-        const std::shared_ptr<Engine> e = engine(operation);
-        bool fits = true;
-        {
-            nb::gil_scoped_release release;
-            const std::lock_guard turn(e->turn);
-            try {
-                e->scratch.reset();
-                f(*e);
-            } catch (const std::bad_alloc&) {
-                fits = false;
-            }
-        }
-        need(fits, operation, "there is not enough memory");
-    }
-
     template <typename A>
     static void need_injecting(const HeldResidual& read, const A& wide, const char* operation) {
         need(read.w.inject.rows != 0, operation, "a final mixer injects nothing");
@@ -362,14 +299,13 @@ private:
         need(std::all_of(data, data + rows.shape(0), [&](int32_t r) { return r >= 0 && r < side(wide, 0); }), operation,
              "a row is not in the residual");
     }
-
-    std::shared_ptr<Engine> engine_;
 };
 
 }  // namespace
 
 void bind_engine(nb::module_& m) {
     using nb::arg;
+    bind_stretch(m);
     m.def("isas", &isas, "Instruction sets that this machine and build can run, fastest first.");
     nb::class_<HeldMixture>(m, "Mixture").def(nb::init<>()).def_prop_ro("bytes", [](const HeldMixture& held) {
         return held.mixture.memory.bytes();
@@ -398,6 +334,8 @@ void bind_engine(nb::module_& m) {
         .def("enter", &HeldEngine::enter, arg().noconvert(), arg().noconvert(), arg().noconvert(), arg())
         .def("expert_wave", &HeldEngine::expert_wave, arg(), arg(), arg(), arg().noconvert(), arg().noconvert(),
              arg().noconvert(), arg().noconvert())
+        .def("stretch", &HeldEngine::stretch, arg(), arg(), arg(), arg(), arg().noconvert(), arg(), arg(),
+             arg().noconvert(), arg().noconvert(), arg(), arg().noconvert())
         .def("fuse", &HeldEngine::fuse, arg(), arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
         .def("logits", &HeldEngine::logits, arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
         .def("argmax", &HeldEngine::argmax, arg(), arg().noconvert(), arg().noconvert(), arg().noconvert());

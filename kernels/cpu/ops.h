@@ -150,6 +150,52 @@ void expert_wave(Engine&, const Record&, const uint8_t* pool, const Wave&, const
 // streams, out = sum.
 void finish_mixture(Engine&, Mixture&, float* wide_or_out);
 
+// A decoder layer: pointers to weights that its owner keeps alive. One of `delta` and `attention`; `ple` may be null.
+struct Layer {
+    const Ple* ple;
+    const GatedResidual* mixer_read;
+    const DeltaNet* delta;
+    const SparseAttention* attention;
+    const GatedResidual* moe_read;
+    const Weights* gate;
+    bool normalise;
+    int top_k;
+    const SharedExpert* shared;
+};
+// One sequence's memory of every layer; of the three, those are null that the layer has not.
+struct Memory {
+    struct Of {
+        DeltaState delta;
+        AttentionState attention;
+        float* ple;
+    };
+    std::vector<Of> layers;
+};
+// Which experts are in memory: table[layer * experts + expert] is the slot, of `slots` many; another number means none.
+struct Residency {
+    const Record* record;
+    const uint8_t* pool;
+    const int32_t* table;
+    int experts, slots;
+};
+// Layers [first, last) until one lacks an expert. Keeps its lists from call to call.
+class Stretch {
+public:
+    // wide [R, S*D] in place; features[i] of layer i, null if it has none; ids [last - first, R, K].
+    // Returns how many layers ran whole. If that is not all of them, the next one ran as well, up to its experts: its
+    // choice is in `m`, and its ids follow the others'.
+    int run(Engine&, const Layer* layers, int first, int last, const std::vector<Span<const Memory*>>&, float* wide,
+            int rows, const float* const* features, const Residency&, Mixture& m, int32_t* ids);
+
+private:
+    void mix(Engine&, const Layer&, int index, const std::vector<Span<const Memory*>>&, float* wide, int rows,
+             const float* features);
+    std::vector<Span<DeltaState>> delta_;
+    std::vector<Span<AttentionState>> attention_;
+    std::vector<Span<float*>> ple_;
+    std::vector<int32_t> slots_;
+};
+
 struct DraftFuse {
     const float *norm_embedding, *norm_hidden;
     Weights fc_embedding, fc_hidden;

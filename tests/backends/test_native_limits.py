@@ -232,6 +232,8 @@ def test_states_are_used_where_they_lie_or_refused():
             ops.delta_net(delta, x, [Span(0, 1, 0, state)])
     described = ops._described[id(delta)][1]
     with pytest.raises(BackendError, match="C-contiguous"):
+        ops._engine.delta_net(described, x, [(0, 1, 0, None)], np.empty_like(x))
+    with pytest.raises(BackendError, match="a span has"):
         ops._engine.delta_net(described, x, [(0, 1, 0)], np.empty_like(x))
 
 

@@ -109,7 +109,7 @@ def test_touches_count_in_order_however_many_are_counted_at_once(make, monkeypat
         take(store, 0, ids)
     for new, left in ((3, [2, 0, 3]), (4, [0, 3, 4]), (5, [3, 4, 5])):  # 1 leaves, then 2, then 0
         take(store, 0, [new])
-        assert set(np.flatnonzero(store._slot_of[0] >= 0)) == set(left)
+        assert set(np.flatnonzero(store.slot_table[0] >= 0)) == set(left)
 
 
 def test_a_layer_may_need_more_than_there_are_slots(make):
@@ -290,3 +290,22 @@ def test_records_are_checked_the_first_time_or_every_time(tmp_path, every_time):
     else:
         reader.read(3, slot)
     reader.close()
+
+
+def test_uses_that_a_stretch_reports_count_like_leases(make):
+    store, other = make(4), make(4)
+    heard = []
+    for one in (store, other):
+        take(one, 0, [1, 2])
+        take(one, 1, [3, 4])
+    store.listener = lambda layer, ids: heard.append((layer, ids.tolist()))
+    store.used(0, np.array([[[1, 2], [1, 2]], [[4, 3], [4, 3]]], dtype=np.int32))
+    for layer, ids in ((0, [1, 2]), (1, [4, 3])):
+        take(other, layer, ids)
+    assert store.stats.hits == other.stats.hits == 4
+    assert heard == [(0, [[1, 2], [1, 2]]), (1, [[4, 3], [4, 3]])]
+    store.used(0, np.empty((0, 2, 2), dtype=np.int32))
+    take(store, 2, [0])
+    assert store.slot_table[0, 2] >= 0
+    assert store.slot_table[0].max() >= 0
+    assert sorted(np.argwhere(store.slot_table >= 0).tolist()) == [[0, 2], [1, 3], [1, 4], [2, 0]]

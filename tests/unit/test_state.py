@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cherenkov.backends.base import AttentionState, DeltaState, PleState
+from cherenkov.backends.reference import Reference
 from cherenkov.state import Rows, State
 
 
@@ -21,15 +22,21 @@ def test_segments_cover_the_rows_in_order():
     assert [(s.start, s.stop) for s in rows.segments] == [(0, 1), (1, 4), (4, 5)]
 
 
-@pytest.mark.parametrize("kind", ["delta", "attention", "ple"])
-def test_spans_carry_the_state_of_their_layer(kind):
+def test_spans_carry_their_sequence():
     one, two = make([1, 2]), make()
-    rows = Rows([(one, [7]), (two, [8, 9])])
-    layer = {"delta": 0, "attention": 1, "ple": 0}[kind]
-    spans = getattr(rows, kind)(layer)
+    spans = Rows([(one, [7]), (two, [8, 9])]).spans()
     assert [(s.start, s.stop, s.position) for s in spans] == [(0, 1, 2), (1, 3, 0)]
-    where = [s.ple[0] if kind == "ple" else s.layers[layer] for s in (one, two)]
-    assert all(span.state is state for span, state in zip(spans, where, strict=True))
+    assert spans[0].state is one
+    assert spans[1].state is two
+
+
+def test_going_back_and_copying_forget_how_arrays_were_bound():
+    state, backend = make([1, 2]), Reference()
+    snapshot = state.snapshot(backend)
+    state.bound = object()
+    assert state.copy(backend).bound is None
+    state.restore(snapshot, backend)
+    assert state.bound is None
 
 
 def test_commit_moves_the_position():

@@ -131,7 +131,7 @@ def _check_experts(store: PackedStore, config: Config) -> None:
 
 def _check_hashes(store: PackedStore, weights: Weights[Any, Any]) -> None:
     """Every row that a hash can name must lie in its table."""
-    hashes = [layer.hash for layer in weights.layers if layer.hash is not None]
+    hashes = weights.hashes.values()
     for which, (found, layout) in enumerate(zip(hashes, store.ngram_layouts, strict=True)):
         fits = (found.sizes >= 1) & (found.sizes <= layout.rows)
         fits &= (found.offsets >= 0) & (found.offsets <= layout.rows - found.sizes)

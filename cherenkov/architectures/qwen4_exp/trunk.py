@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from cherenkov.backends.base import AttentionState, Backend, DeltaNet, PleState
+from cherenkov.backends.base import AttentionState, Backend, Block, Choice, DeltaNet, PleState
 from cherenkov.state import Rows, State
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from cherenkov.architectures import Observer
     from cherenkov.architectures.qwen4_exp.config import Config
-    from cherenkov.architectures.qwen4_exp.weights import Layer, Weights
+    from cherenkov.architectures.qwen4_exp.weights import Weights
     from cherenkov.experts.rows import RowTable
     from cherenkov.experts.store import ExpertStore
 
@@ -63,13 +63,20 @@ class Qwen4Exp(Generic[M, A]):
     def forward(self, rows: Rows[A], observe: Observer[A] | None = None) -> A:
         """Run rows through the trunk and commit them. Returns the wide residual, `[R, S*D]`."""
         wide = self.ops.embed(self.weights.embedding, rows.tokens)  # [R, S*D]
-        for layer in self.weights.layers:
-            if layer.ple is not None:
-                wide = self._features(layer, wide, rows)
-            wide = self._mix(layer, wide, rows)
-            wide = self._mixture(layer, wide)
+        features, spans, layers = self._features(rows), rows.spans(), self.weights.layers
+        at = 0
+        while at < len(layers):
+            until = len(layers) if observe is None else at + 1
+            wide, ids, choice = self.ops.stretch(  # whole layers, while their experts are in memory
+                layers, range(at, until), wide, spans, features, self.experts
+            )
+            self.experts.used(at, ids)
+            at += len(ids)
+            if choice is not None:
+                wide = self._mixture(layers[at], wide, choice)
+                at += 1
             if observe is not None:
-                observe(f"layer {layer.index}", wide)
+                observe(f"layer {at - 1}", wide)
         rows.commit()
         return wide
 
@@ -95,7 +102,7 @@ class Qwen4Exp(Generic[M, A]):
         layer = head.layer
         assert not isinstance(layer.mixer, DeltaNet)
         wide = ops.mix_attention(layer.mixer_read, layer.mixer, wide, rows.draft())
-        return self._mixture(layer, wide)
+        return self._mixture(layer, wide, ops.choose(layer.moe_read, layer.router, wide))
 
     def draft_logits(self, wide: A, rows: Sequence[int]) -> A:
         """Logits `[len(rows), V]` of the draft head's residual."""
@@ -125,23 +132,17 @@ class Qwen4Exp(Generic[M, A]):
         for table in self.tables.values():
             table.close()
 
-    def _features(self, layer: Layer[M, A], wide: A, rows: Rows[A]) -> A:
-        assert layer.ple is not None
-        assert layer.hash is not None
-        ids = [
-            layer.hash.rows(s.state.tokens, rows.tokens[s.start : s.stop]) for s in rows.segments
-        ]
-        features = self.ops.array(self.tables[layer.index].gather(np.concatenate(ids)))  # [R, P]
-        return self.ops.ple(layer.ple, wide, features, rows.ple(layer.index))
+    def _features(self, rows: Rows[A]) -> dict[int, A]:
+        """N-gram features `[R, P]` of the layers that have any. They depend on tokens alone."""
+        features = {}
+        for layer, hashed in self.weights.hashes.items():
+            ids = [
+                hashed.rows(s.state.tokens, rows.tokens[s.start : s.stop]) for s in rows.segments
+            ]
+            features[layer] = self.ops.array(self.tables[layer].gather(np.concatenate(ids)))
+        return features
 
-    def _mix(self, layer: Layer[M, A], wide: A, rows: Rows[A]) -> A:
-        ops, read, mixer = self.ops, layer.mixer_read, layer.mixer
-        if isinstance(mixer, DeltaNet):
-            return ops.mix_delta(read, mixer, wide, rows.delta(layer.index))
-        return ops.mix_attention(read, mixer, wide, rows.attention(layer.index))
-
-    def _mixture(self, layer: Layer[M, A], wide: A) -> A:
-        choice = self.ops.choose(layer.moe_read, layer.router, wide)  # the host sees the ids
+    def _mixture(self, layer: Block[M, A], wide: A, choice: Choice) -> A:
         with self.experts.acquire(layer.index, choice.ids) as lease:  # finds and pins what is here
             return self.ops.mixture(layer.shared, wide, choice, lease)  # then the rest as it lands
 

@@ -11,6 +11,7 @@ from cherenkov.architectures.qwen4_exp.ngrams import NgramHash
 from cherenkov.architectures.qwen4_exp.tensors import DRAFT, HEAD, TRUNK, layer_prefix
 from cherenkov.backends.base import (
     Backend,
+    Block,
     DeltaNet,
     DraftFuse,
     Embedding,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from cherenkov.architectures.qwen4_exp.config import Config
     from cherenkov.checkpoint.affine import HostMatrix
 
-__all__ = ["DraftWeights", "Layer", "Tensors", "Weights", "load"]
+__all__ = ["DraftWeights", "Tensors", "Weights", "load"]
 
 M = TypeVar("M")
 A = TypeVar("A")
@@ -50,25 +51,11 @@ class Tensors(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Layer(Generic[M, A]):
-    """One decoder layer. `index` is also its place among the record layers."""
-
-    index: int
-    mixer_read: GatedResidual[M, A]
-    moe_read: GatedResidual[M, A]
-    mixer: DeltaNet[M, A] | SparseAttention[M, A]
-    router: Router[M]
-    shared: SharedExpert[M]
-    ple: Ple[M, A] | None
-    hash: NgramHash | None
-
-
-@dataclass(frozen=True, slots=True)
 class DraftWeights(Generic[M, A]):
     """The MTP head. Its embedding and LM head are the trunk's."""
 
     fuse: DraftFuse[M, A]
-    layer: Layer[M, A]
+    layer: Block[M, A]
     head: Head[M, A]
 
 
@@ -77,7 +64,8 @@ class Weights(Generic[M, A]):
     """Everything resident."""
 
     embedding: Embedding[M]
-    layers: tuple[Layer[M, A], ...]
+    layers: tuple[Block[M, A], ...]
+    hashes: dict[int, NgramHash]  # of the layers with n-gram features
     head: Head[M, A]
     draft: DraftWeights[M, A] | None
 
@@ -100,6 +88,7 @@ class _Loader(Generic[M, A]):
         return Weights(
             embedding=Embedding(table, c.streams),
             layers=tuple(self.layer(i) for i in range(c.layers)),
+            hashes={i: self.hash(i) for i in c.ple_layers},
             head=Head(self.residual(f"{TRUNK}.hyper_connection_mixer", injects=False), lm_head),
             draft=self.draft(lm_head) if c.draft else None,
         )
@@ -110,11 +99,10 @@ class _Loader(Generic[M, A]):
     def array(self, name: str, *shape: int) -> A:
         return self.backend.array(self.tensors.vector(name, shape))
 
-    def layer(self, index: int) -> Layer[M, A]:
+    def layer(self, index: int) -> Block[M, A]:
         c, prefix = self.c, layer_prefix(self.c, index)
         attention = index >= c.layers or c.attention[index]
-        which = c.ple_layers.index(index) if index in c.ple_layers else None
-        return Layer(
+        return Block(
             index=index,
             mixer_read=self.residual(f"{prefix}.attn_hyper_connection", injects=True),
             moe_read=self.residual(f"{prefix}.mlp_hyper_connection", injects=True),
@@ -123,8 +111,7 @@ class _Loader(Generic[M, A]):
                 self.matrix(f"{prefix}.mlp.gate", c.experts, c.hidden), c.top_k, c.normalise
             ),
             shared=self.shared(f"{prefix}.mlp"),
-            ple=None if which is None else self.ple(f"{prefix}.ple"),
-            hash=None if which is None else self.hash(f"{prefix}.ple.ple_embedding"),
+            ple=self.ple(f"{prefix}.ple") if index in c.ple_layers else None,
         )
 
     def residual(self, prefix: str, *, injects: bool) -> GatedResidual[M, A]:
@@ -222,8 +209,8 @@ class _Loader(Generic[M, A]):
             eps=c.eps,
         )
 
-    def hash(self, prefix: str) -> NgramHash:
-        c = self.c
+    def hash(self, index: int) -> NgramHash:
+        c, prefix = self.c, f"{layer_prefix(self.c, index)}.ple.ple_embedding"
         heads = ((c.ngram - 1) * c.ngram_heads,)
         return NgramHash(
             multipliers=self.tensors.integers(f"{prefix}.layer_multipliers", (c.ngram,)),

@@ -1,0 +1,115 @@
+// The engine as Python holds it, and whole layers described to it: what the operations' bindings share.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <new>
+
+#include "bindings.h"
+
+namespace cherenkov::cpu {
+
+template <typename State>
+void need_span(const Span<State>& span, int rows, const char* operation) {
+    need(span.start >= 0 && span.start <= span.stop && span.stop <= rows && span.position >= 0 &&
+             span.position <= std::numeric_limits<int>::max() - (span.stop - span.start),
+         operation, "a span lies outside the rows");
+}
+
+// What no span covers would be whatever the memory held.
+template <typename State>
+void need_cover(const std::vector<Span<State>>& spans, int rows, const char* operation) {
+    int covered = 0;
+    for (const auto& span : spans) {
+        need(span.start == covered, operation, "every row must belong to one span");
+        covered = span.stop;
+    }
+    need(covered == rows, operation, "every row must belong to one span");
+}
+
+// A mixture that Python holds from one call to the next, and the call that is at it.
+struct HeldMixture {
+    Mixture mixture;
+    bool busy = false;
+};
+
+class Busy {
+public:
+    explicit Busy(HeldMixture& held) : held_(held) {
+        need(!held.busy, "experts", "another thread is at this choice");
+        held.busy = true;
+    }
+    ~Busy() { held_.busy = false; }
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+
+private:
+    HeldMixture& held_;
+};
+
+// Operations run one at a time, without the GIL.
+class Turns {
+public:
+    const std::shared_ptr<Engine>& engine(const char* operation) {
+        need(engine_ != nullptr, operation, "the backend is closed");
+        return engine_;
+    }
+
+    template <typename F>
+    void run(const char* operation, const F& f) {
+        const std::shared_ptr<Engine> e = engine(operation);
+        bool fits = true;
+        {
+            nb::gil_scoped_release release;
+            const std::lock_guard turn(e->turn);
+            try {
+                e->scratch.reset();
+                f(*e);
+            } catch (const std::bad_alloc&) {
+                fits = false;
+            }
+        }
+        need(fits, operation, "there is not enough memory");
+    }
+
+protected:
+    std::shared_ptr<Engine> engine_;
+};
+
+// Spans are the tuples of cherenkov.backends.operands: (start, stop, position, state).
+nb::tuple span_tuple(nb::handle span, const char* operation);
+// States as they lie in memory, checked against the layer's shape.
+DeltaState delta_state(const DeltaNet&, nb::handle state);
+float* ple_state(const Ple&, nb::handle state);
+struct Cache {
+    AttentionState state;
+    int tokens;  // that fit
+};
+Cache attention_state(const SparseAttention&, nb::handle state);
+
+// Every layer of a trunk, and the Python objects it points into.
+struct HeldTrunk {
+    std::vector<Layer> layers;
+    std::vector<nb::object> keep;
+    Stretch stretch;
+    int width = 0, hidden = 0, top_k = 0, experts = 0;
+};
+// One sequence's memory of every layer of a trunk.
+struct HeldMemory {
+    Memory memory;
+    std::vector<nb::object> keep;
+    const HeldTrunk* trunk;
+    int tokens;  // that fit
+};
+
+struct Reach {
+    std::vector<Span<const Memory*>> spans;
+    std::vector<const float*> features;  // by layer
+};
+Reach checked_reach(const HeldTrunk&, int first, int last, const nb::sequence& spans, const Out<2>& wide,
+                    const nb::sequence& features, const Array<int32_t, 3>& ids);
+Residency checked_residency(const HeldTrunk&, const Record&, const Array<const uint8_t, 2>& pool,
+                            const Array<const int32_t, 2>& table);
+
+void bind_stretch(nb::module_& m);
+
+}  // namespace cherenkov::cpu

@@ -1,0 +1,60 @@
+// Whole layers, one after the other, for as long as the experts they choose are in memory.
+#include <algorithm>
+
+#include "ops.h"
+
+namespace cherenkov::cpu {
+
+namespace {
+
+// The part of each sequence's memory that a layer works on.
+template <typename State, typename F>
+const std::vector<Span<State>>& parts(const std::vector<Span<const Memory*>>& spans, std::vector<Span<State>>& list, const F& part) {
+    list.clear();
+    for (const auto& s : spans) list.push_back({s.start, s.stop, s.position, part(*s.state)});
+    return list;
+}
+
+}  // namespace
+
+void Stretch::mix(Engine& e, const Layer& layer, int index, const std::vector<Span<const Memory*>>& spans, float* wide,
+                  int rows, const float* features) {
+    const auto i = static_cast<size_t>(index);
+    if (layer.ple != nullptr) {
+        e.scratch.reset();
+        ple(e, *layer.ple, wide, features, rows, parts(spans, ple_, [&](const Memory& m) { return m.layers[i].ple; }));
+    }
+    e.scratch.reset();
+    if (layer.delta != nullptr)
+        cpu::mix(e, *layer.mixer_read, *layer.delta, wide, rows,
+                 parts(spans, delta_, [&](const Memory& m) { return m.layers[i].delta; }));
+    else
+        cpu::mix(e, *layer.mixer_read, *layer.attention, wide, rows,
+                 parts(spans, attention_, [&](const Memory& m) { return m.layers[i].attention; }));
+}
+
+int Stretch::run(Engine& e, const Layer* layers, int first, int last, const std::vector<Span<const Memory*>>& spans,
+                 float* wide, int rows, const float* const* features, const Residency& here, Mixture& m, int32_t* ids) {
+    for (int index = first; index < last; index++) {
+        const Layer& layer = layers[index];
+        mix(e, layer, index, spans, wide, rows, features[index]);
+        e.scratch.reset();
+        m.lay_out(rows, layer.top_k, layer.moe_read->hidden, layer.moe_read->streams);
+        choose(e, *layer.moe_read, *layer.gate, layer.normalise, wide, m);
+        m.finished = false;
+        const size_t pairs = static_cast<size_t>(rows) * static_cast<size_t>(layer.top_k);
+        std::copy(m.ids, m.ids + pairs, ids);
+        const int32_t* slot_of = here.table + static_cast<size_t>(index) * static_cast<size_t>(here.experts);
+        slots_.resize(pairs);
+        std::transform(m.ids, m.ids + pairs, slots_.begin(), [&](int32_t id) { return slot_of[id]; });
+        const auto absent = [&](int32_t slot) { return slot < 0 || slot >= here.slots; };
+        if (std::any_of(slots_.begin(), slots_.end(), absent)) return index - first;
+        e.scratch.reset();
+        expert_wave(e, *here.record, here.pool, {m.ids, slots_.data(), static_cast<int>(pairs)}, *layer.shared, m);
+        finish_mixture(e, m, wide);
+        ids += pairs;
+    }
+    return last - first;
+}
+
+}  // namespace cherenkov::cpu
