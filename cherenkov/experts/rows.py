@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RESIDENT_BYTES", "RowTable"]
 
+_NIBBLES = (np.arange(256)[:, None] >> (0, 4) & 15).astype(np.float32)  # [byte, code]
+
 RESIDENT_BYTES = 64 * MIB
 """Tables up to this size are read whole at open; larger ones are read row by row."""
 
@@ -80,7 +82,7 @@ class RowTable:
     def _values(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """float32 `[len(rows), dim]`."""
         if self._resident is not None:
-            return self._decode(self._resident[rows])
+            return self._decode(self._resident.take(rows, axis=0))
         size = self.layout.row_bytes
         return self._decode(np.stack([self._read(int(row) * size, size) for row in rows]))
 
@@ -95,6 +97,8 @@ class RowTable:
     def _decode(self, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         layout = self.layout
         shape = (len(raw), layout.dim)
+        if layout.bits == 4:
+            return self._decode_nibbles(raw)
         codes = np.ascontiguousarray(raw[:, : layout.weight_bytes])
         if layout.bits == 16:
             return dequantise(HostMatrix(shape, 16, 0, codes.view(np.uint16)))
@@ -104,6 +108,17 @@ class RowTable:
         return dequantise(
             HostMatrix(shape, layout.bits, layout.group, codes.view(np.uint32), scales, biases)
         )
+
+    def _decode_nibbles(self, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """The same values, by fewer and smaller operations: a step of one row decodes a few rows, in every layer."""
+        layout, count = self.layout, len(raw)
+        values = _NIBBLES.take(raw[:, : layout.weight_bytes], axis=0)
+        values = values.reshape(count, -1, layout.group)
+        words = raw[:, layout.weight_bytes :].copy().view(np.uint16).astype(np.uint32)
+        factors = (words << 16).view(np.float32).reshape(count, 2, -1, 1)  # BF16 is float32's upper half
+        values *= factors[:, 0]
+        values += factors[:, 1]
+        return values.reshape(count, layout.dim)
 
     def _read(self, offset: int, size: int) -> NDArray[np.uint8]:
         buffer = np.empty(size, dtype=np.uint8)

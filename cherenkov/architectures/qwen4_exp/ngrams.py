@@ -7,6 +7,7 @@ it. Source: transformers `Qwen4ExpTextNGramEmbedding`, and the fact that its int
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,8 +20,10 @@ __all__ = ["NgramHash"]
 
 Int64s = NDArray[np.int64]
 
+_HALF, _WHOLE = 2**63, 2**64
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class NgramHash:
     """The hash of one PLE layer. Heads are ordered by n-gram order (2, 3, …), then by head.
 
@@ -44,6 +47,8 @@ class NgramHash:
     def rows(self, before: Sequence[int], tokens: NDArray[np.int32]) -> Int64s:
         """Table rows `[R, heads]` of `tokens` `[R]` that follow `before` (only its tail matters)."""
         reach, count = self.context_tokens, len(tokens)
+        if count == 1:
+            return self._row([*before[-reach:], int(tokens[0])] if reach else [int(tokens[0])])
         tail = list(before[-reach:]) if reach else []
         history = [self.eos] * (reach - len(tail)) + tail
         sequence = np.array([*history, *tokens.tolist()], dtype=np.int64)
@@ -58,3 +63,22 @@ class NgramHash:
         by_head = np.repeat(mixed, len(self.sizes) // reach, axis=0).T  # [R, heads]
         ids: Int64s = np.remainder(by_head, self.sizes) + self.offsets
         return ids
+
+    def _row(self, sequence: list[int]) -> Int64s:
+        """As `rows`, for the last token of `sequence`: whole numbers of Python cost a quarter of small arrays."""
+        mixed, ended = sequence[-1] * self._factors[0], False
+        found = []
+        for ago, factor in enumerate(self._factors[1:], 2):
+            token = sequence[-ago] if ago <= len(sequence) else self.eos
+            ended = ended or token == self.eos
+            mixed ^= (self.eos if ended else token) * factor
+            found.append(
+                (mixed + _HALF) % _WHOLE - _HALF
+            )  # products wrap at 64 bits; so does what is made of them
+        by_head = np.array(found, dtype=np.int64).repeat(len(self.sizes) // max(1, len(found)))
+        ids: Int64s = np.remainder(by_head, self.sizes) + self.offsets
+        return ids.reshape(1, -1)
+
+    @cached_property
+    def _factors(self) -> list[int]:
+        return [int(factor) for factor in self.multipliers]
