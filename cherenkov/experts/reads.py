@@ -215,9 +215,10 @@ class ThreadedReads:
                 file = self._direct if direct else self._file
                 count = self._pread(file, slot[done:], start + done)
             except OSError as error:
-                if not (direct and error.errno == errno.EINVAL):
+                if direct and error.errno == errno.EINVAL:
+                    self._direct = -1  # the file system wants another alignment than ours, or none
+                elif error.errno != errno.EINTR:
                     return error.errno or errno.EIO
-                self._direct = -1  # the file system wants another alignment than ours, or none
                 continue
             if count == 0:
                 return ENDS_EARLY

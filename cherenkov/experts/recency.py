@@ -67,7 +67,7 @@ class Recency:
         last = self._last[records]
         last[records == _EMPTY] = 0
         if count == 1 and len(slots):
-            return slots[last.argmin()][None]
+            return slots[[last.argmin()]]
         if count < len(slots):
             least = np.argpartition(last, count - 1)[:count]
             slots, last = slots[least], last[least]

@@ -49,6 +49,9 @@ class Slots:
     Only the thread that owns the store calls this. A slot that a read is under way into is never a victim; it holds
     its record from the moment that `land` reports it.
 
+    Ctrl-C may strike between any two lines. What it leaves behind is at worst a slot that is thought empty, or a read
+    that was noted but never begun, which `land` makes up for; never a table that points to a slot with something else.
+
     Attributes:
         table: int32 `[layers, experts]`, the slot of each record that is in memory, or -1.
         record_in: int64 `[slots]`, the record in each slot, or -1.
@@ -99,8 +102,9 @@ class Slots:
         """Begin to read records into empty slots."""
         reads = self._living()
         for record, slot in zip(records, slots, strict=True):
-            self.coming[record] = self._awaiting[slot] = Coming(record, slot, kind, required)
+            self._awaiting[slot] = Coming(record, slot, kind, required)
             self._settled[slot] = False
+            self.coming[record] = self._awaiting[slot]
             self._eviction.arrived(slot, record, predicted=not required)
         kind.requested += len(records)
         kind.requested_bytes += len(records) * self._reader.stride_bytes
@@ -129,9 +133,12 @@ class Slots:
     def land(self, *, wait: bool) -> list[Coming]:
         """What has landed since the last call, in its slot from now on, or failed. See `Reads.landed`."""
         begun = time.perf_counter()
-        landed = self._living().landed(wait)
+        reads = self._living()
+        landed = reads.landed(wait)
         if wait:
             self._stats.stall_s += time.perf_counter() - begun
+            if not landed and self._awaiting:  # begun, but an interruption came first
+                self._submit(reads)
         return [self._take(*read) for read in landed]
 
     def close(self) -> None:
@@ -156,22 +163,27 @@ class Slots:
         coming.kind.completed += 1
         coming.kind.completed_bytes += size
         self._stats.read_bytes += size
-        self.table.flat[coming.record] = slot
         self.record_in[slot] = coming.record
+        self.table.flat[coming.record] = slot  # last: see the class
         if not coming.required:
             self.unasked.add(coming.record)
         return coming
 
     def _empty(self, slot: int, record: int) -> None:
-        self.table.flat[record] = self.record_in[slot] = NOTHING
+        if self.table.flat[record] == slot:
+            self.table.flat[record] = NOTHING  # first: see the class
+        self.record_in[slot] = NOTHING
         self._eviction.left(slot)
         if record in self.unasked:
             self.unasked.discard(record)
             self._stats.wasted_bytes += self._reader.stride_bytes
 
     def _end(self, slot: int) -> None:
-        del self.coming[self._awaiting.pop(slot).record]
+        coming = self._awaiting[slot]
+        if self.coming.get(coming.record) is coming:
+            del self.coming[coming.record]
         self._settled[slot] = True
+        del self._awaiting[slot]
 
     def _living(self) -> Reads:
         """Reads with threads of their own: begun at first use, and again in a forked child, with all that was coming."""
@@ -179,7 +191,11 @@ class Slots:
             self._reads = self._reader.start(self._memory)
         elif self._reads.orphaned:
             self._reads = self._reader.start(self._memory)
-            for required in (True, False):
-                again = [c for c in self.coming.values() if c.required is required]
-                self._reads.submit([c.record for c in again], [c.slot for c in again], required)
+            self._submit(self._reads)
         return self._reads
+
+    def _submit(self, reads: Reads) -> None:
+        """Begin all that is coming once more."""
+        for required in (True, False):
+            again = [c for c in self._awaiting.values() if c.required is required]
+            reads.submit([c.record for c in again], [c.slot for c in again], required)

@@ -86,7 +86,7 @@ class ExpertStore:
     @property
     def resident(self) -> int:
         """Records in memory now."""
-        return int(np.count_nonzero(self._slots.record_in != NOTHING))
+        return int(np.count_nonzero(self._slots.table != NOTHING))
 
     @property
     def slot_table(self) -> Ids:
