@@ -1,12 +1,19 @@
-"""Reading one expert record into a slot, and checking that it is what was written."""
+"""The file of expert records: opened, its records named, what went wrong with them told."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from typing import TYPE_CHECKING
 
-from cherenkov.errors import CorruptModel, DiskError
-from cherenkov.packing.integrity import record_checksum
+from cherenkov.errors import CherenkovError, CorruptModel, DiskError
+from cherenkov.experts.reads import ENDS_EARLY, WRONG_CHECKSUM, Reads, ThreadedReads
+
+try:
+    from cherenkov._native import Reads as _NativeReads
+except ImportError:  # a build without kernels
+    _NativeReads = None  # type: ignore[assignment,misc]
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,14 +21,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["RecordReader"]
+__all__ = ["DEFAULT_READERS", "MOST_READERS", "RecordReader"]
 
-_ATTEMPTS = 2
-"""A read that fails once may have met a passing fault; one that fails twice has not."""
+DEFAULT_READERS = 3
+MOST_READERS = 8
 
 
 class RecordReader:
-    """Plain positional reads of fixed-size records.
+    """Positional reads of fixed-size records.
 
     Args:
         path: `experts.bin`.
@@ -30,6 +37,12 @@ class RecordReader:
         checksums: uint64, one a record, or None to read unchecked.
         every_time: check a record whenever it is read, and not only the first time. Records do not change under an
             open store, and checking each read costs several per cent of decode when most experts miss.
+        threads: reads at a time, 1 to 8; 0 chooses.
+        direct: read past the page cache where the file system can: that takes a fraction of the processor time, and
+            leaves the memory to the pool.
+
+    Raises:
+        DiskError: if the file cannot be opened.
     """
 
     def __init__(
@@ -40,43 +53,44 @@ class RecordReader:
         checksums: NDArray[np.uint64] | None,
         *,
         every_time: bool = False,
+        threads: int = 0,
+        direct: bool = True,
     ) -> None:
         self.path = path
         self.stride_bytes = stride_bytes
         self.experts = experts
         self.checksums = checksums
         self.every_time = every_time
-        self._sound: set[int] = set()  # records that were right when they were read
+        self.threads = threads or DEFAULT_READERS
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise DiskError.wrap(error, path, "open the expert records") from error
+        self._direct = _past_the_cache(path) if direct else -1
 
-    def read(self, record: int, slot: NDArray[np.uint8]) -> None:
-        """Fill `slot` with a record.
+    def start(self, memory: NDArray[np.uint8]) -> Reads:
+        """Reads into `memory`, uint8 `[slots, stride_bytes]`.
 
         Raises:
-            DiskError: the operating system failed twice; names the record.
-            CorruptModel: the file ends early, or the record is not what was written.
+            DiskError: if the reader is closed.
         """
-        for attempt in range(_ATTEMPTS):
-            try:
-                self._fill(record, slot.data)
-                break
-            except OSError as error:
-                if attempt + 1 == _ATTEMPTS:
-                    raise DiskError.wrap(error, self.path, f"read {self.name(record)}") from error
-        if self.checksums is None or (record in self._sound and not self.every_time):
-            return
-        if record_checksum(slot.data) != int(self.checksums[record]):
-            raise CorruptModel(
-                self.path,
-                "the checksum does not match",
-                item=self.name(record),
-                offset=record * self.stride_bytes,
-                hint=f"remove {self.path.parent} and prepare the model again",
-            )
-        self._sound.add(record)
+        if self._file < 0:
+            raise DiskError(self.path, "read the expert records", errno.EBADF)
+        make = ThreadedReads if _NativeReads is None else _NativeReads
+        return make(self._file, self._direct, memory, self.threads, self.checksums, self.every_time)
+
+    def failure(self, record: int, status: int) -> CherenkovError:
+        """Why a record did not land, by what its read returned."""
+        name, offset = self.name(record), record * self.stride_bytes
+        if status == ENDS_EARLY:
+            found = os.fstat(self._file).st_size
+            offset = max(offset, found)
+            return CorruptModel(self.path, "the file ends early", item=name, offset=offset)
+        if status == WRONG_CHECKSUM:
+            hint = f"remove {self.path.parent} and prepare the model again"
+            reason = "the checksum does not match"
+            return CorruptModel(self.path, reason, item=name, offset=offset, hint=hint)
+        return DiskError(self.path, f"read {name}", status)
 
     def name(self, record: int) -> str:
         """A record as people know it."""
@@ -84,17 +98,22 @@ class RecordReader:
         return f"record {record} (layer {layer}, expert {expert})"
 
     def close(self) -> None:
-        """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        """Close the file, after the reads that were started."""
+        for file in {self._file, self._direct} - {-1}:
+            os.close(file)
+        self._file = self._direct = -1
 
-    def _fill(self, record: int, view: memoryview) -> None:
-        start, done = record * self.stride_bytes, 0
-        while done < self.stride_bytes:
-            count = os.preadv(self._file, [view[done:]], start + done)
-            if count == 0:
-                raise CorruptModel(
-                    self.path, "the file ends early", item=self.name(record), offset=start + done
-                )
-            done += count
+
+def _past_the_cache(path: Path) -> int:
+    """A descriptor whose reads leave the page cache alone; -1 where there is no such thing."""
+    flag = getattr(os, "O_DIRECT", 0)
+    no_cache = getattr(fcntl, "F_NOCACHE", None)
+    if not flag and no_cache is None:
+        return -1
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
+    except OSError:  # the file system knows no such reads
+        return -1
+    if no_cache is not None:
+        fcntl.fcntl(file, no_cache, 1)
+    return file

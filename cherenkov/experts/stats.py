@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["ExpertStats"]
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from cherenkov.backends.base import Ids
+
+__all__ = ["ExpertCounts", "ExpertStats", "ReadStats"]
+
+
+@dataclass(slots=True)
+class ReadStats:
+    """Reads of one kind. Counters that only grow.
+
+    Attributes:
+        requested: reads asked for.
+        completed: reads that brought their record.
+        cancelled: reads taken back before they began.
+        failed: reads that failed twice.
+        requested_bytes: bytes of the reads asked for.
+        completed_bytes: bytes of the reads that brought their record.
+        read_s: seconds that reader threads spent on them; reads overlap.
+    """
+
+    requested: int = 0
+    completed: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    requested_bytes: int = 0
+    completed_bytes: int = 0
+    read_s: float = 0.0
+
+    def since(self, earlier: ReadStats) -> ReadStats:
+        """What happened after `earlier` was copied."""
+        return ReadStats(
+            *(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(ReadStats))
+        )
 
 
 @dataclass(slots=True)
@@ -12,26 +49,103 @@ class ExpertStats:
     """Counters that only grow.
 
     Attributes:
-        hits: experts found in memory.
-        misses: experts read from disk.
-        read_bytes: bytes of those reads.
-        read_s: seconds spent reading and checking them.
+        hits: experts found in memory when their layer asked for them.
+        misses: experts that were not, whether their read was under way or not.
+        read_bytes: bytes read, of all kinds.
+        read_s: seconds that reader threads spent reading and checking; reads overlap.
+        stall_s: seconds that layers waited with nothing to compute.
+        joined: misses whose read a prediction had begun.
+        predictions: experts predicted for layers that have run since.
+        right_predictions: those of them that the layer asked for.
+        predicted_asks: experts that those layers asked for.
+        useful_predictions: records that predictions read and a layer asked for before they left memory again.
+        wasted_bytes: bytes of the records that predictions read and nobody had asked for when they left.
+        demand: reads for steps of few rows.
+        prefill: reads for steps of many rows.
+        prediction: reads ahead.
     """
 
     hits: int = 0
     misses: int = 0
     read_bytes: int = 0
     read_s: float = 0.0
+    stall_s: float = 0.0
+    joined: int = 0
+    predictions: int = 0
+    right_predictions: int = 0
+    predicted_asks: int = 0
+    useful_predictions: int = 0
+    wasted_bytes: int = 0
+    demand: ReadStats = field(default_factory=ReadStats)
+    prefill: ReadStats = field(default_factory=ReadStats)
+    prediction: ReadStats = field(default_factory=ReadStats)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of experts that were in memory when asked for; 0 before any was."""
+        return _share(self.hits, self.hits + self.misses)
+
+    @property
+    def precision(self) -> float:
+        """Share of the predicted experts that were asked for."""
+        return _share(self.right_predictions, self.predictions)
+
+    @property
+    def recall(self) -> float:
+        """Share of the experts asked for that were predicted, in layers that had a prediction."""
+        return _share(self.right_predictions, self.predicted_asks)
 
     def since(self, earlier: ExpertStats) -> ExpertStats:
         """What happened after `earlier` was copied."""
-        return ExpertStats(
-            self.hits - earlier.hits,
-            self.misses - earlier.misses,
-            self.read_bytes - earlier.read_bytes,
-            self.read_s - earlier.read_s,
-        )
+        parts: dict[str, Any] = {
+            f.name: _difference(getattr(self, f.name), getattr(earlier, f.name))
+            for f in fields(self)
+        }
+        return ExpertStats(**parts)
 
     def copy(self) -> ExpertStats:
         """The counters as they stand now."""
-        return ExpertStats(self.hits, self.misses, self.read_bytes, self.read_s)
+        kinds = {name: replace(getattr(self, name)) for name in ("demand", "prefill", "prediction")}
+        return replace(self, **kinds)
+
+
+class ExpertCounts:
+    """Counters by layer and expert, int64.
+
+    Attributes:
+        rows: `[layers, experts]`, rows routed there.
+        misses: `[layers, experts]`, steps that asked for what was not in memory.
+        predicted: `[layers, experts]`, reads ahead.
+        asks: `[layers]`, distinct experts that steps asked for; hits are asks less misses.
+    """
+
+    def __init__(self, layers: int, experts: int) -> None:
+        self.rows: NDArray[np.int64] = np.zeros((layers, experts), dtype=np.int64)
+        self.misses: NDArray[np.int64] = np.zeros((layers, experts), dtype=np.int64)
+        self.predicted: NDArray[np.int64] = np.zeros((layers, experts), dtype=np.int64)
+        self.asks: NDArray[np.int64] = np.zeros(layers, dtype=np.int64)
+
+    def add(self, first_layer: int, ids: Ids) -> None:
+        """Count rows of layers from `first_layer` on: `[n, R, K]`."""
+        count, rows, k = ids.shape
+        layers = np.arange(first_layer, first_layer + count)
+        np.add.at(self.rows, (layers[:, None, None], ids), 1)
+        if rows == 1:
+            self.asks[layers] += k
+            return
+        ordered = np.sort(ids.reshape(count, -1), axis=1)
+        self.asks[layers] += 1 + np.count_nonzero(np.diff(ordered, axis=1), axis=1)
+
+    @property
+    def hits(self) -> NDArray[np.int64]:
+        """`[layers]`, asks that found their expert in memory."""
+        hits: NDArray[np.int64] = self.asks - self.misses.sum(axis=1)
+        return hits
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _difference(now: Any, then: Any) -> Any:
+    return now.since(then) if isinstance(now, ReadStats) else now - then

@@ -1,63 +1,82 @@
 """The expert store: which experts are in memory, and how the others come.
 
-A layer asks for the experts its rows were routed to and gets a lease. Iterating over the lease yields waves:
-first every expert that is resident, then the missing ones as they are read. A wave's slots are pinned until the
-next wave is asked for, so a layer may need more experts than there are slots; the answer does not depend on it.
+A layer asks for the experts its rows were routed to and gets a lease; what is missing is being read from then on,
+by threads, into slots that were emptied for it. Iterating over the lease yields waves: first every expert that is
+resident, then the missing ones as they land. A wave's slots are safe until the next wave is asked for, so a layer may
+need more experts than there are slots, and one slot is enough; the answer does not depend on it.
+
+Between two layers the network may say what the next one will likely ask for (`expect`). Those records are read when
+no other reads wait, and given up where the layer turns out not to want them.
 """
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cherenkov.backends.base import ExpertPool, Ids, Wave
-from cherenkov.experts.stats import ExpertStats
+from cherenkov.experts.lease import Lease
+from cherenkov.experts.reads import LANDED
+from cherenkov.experts.recency import Recency
+from cherenkov.experts.slots import NOTHING, Slots
+from cherenkov.experts.stats import ExpertCounts, ExpertStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import TracebackType
+    from collections.abc import Callable, Iterable, Iterator
 
     from cherenkov.experts.reader import RecordReader
+    from cherenkov.experts.recency import Eviction
+    from cherenkov.experts.stats import ReadStats
 
 __all__ = ["ExpertStore", "Lease"]
 
-_NOTHING = -1
-_NO_SLOTS: Ids = np.empty(0, dtype=np.int32)
-_MOST_TOUCHED = 1024
+_MOST_NOTED = 1024
+_MOST_AHEAD = 32
+_PREFILL_ROWS = 64
+"""Steps of so many rows count as a prompt's."""
 
 
 class ExpertStore:
-    """A bounded pool of expert records over a file of all of them, least recently used out first.
+    """A bounded pool of expert records over a file of all of them.
 
-    Not for use by several threads at once.
+    Not for use by several threads at once; one lease at a time.
 
     Args:
         pool: the slots, made by the backend that will compute with them.
         reader: where records come from; closed with the store.
         layers: record layers: the trunk's, then the draft head's.
         experts: experts a layer.
+        eviction: makes what decides which records leave, for so many slots, layers and experts.
 
     Attributes:
+        stats: what happened so far, in numbers.
+        most_ahead: reads for predictions that may be under way at once; 0 for none.
         listener: if set, told the layer and the experts of its rows, `[R, K]`, whenever some are asked for.
-        slot_table: int32 `[layers, experts]`: the slot an expert is in, -1 if in none. For readers; it changes when
-            experts are asked for, and only then.
     """
 
-    def __init__(self, pool: ExpertPool, reader: RecordReader, layers: int, experts: int) -> None:
+    def __init__(
+        self,
+        pool: ExpertPool,
+        reader: RecordReader,
+        layers: int,
+        experts: int,
+        *,
+        eviction: Callable[[int, int, int], Eviction] = Recency,
+    ) -> None:
         self.pool = pool
         self.layers = layers
         self.experts = experts
         self.stats = ExpertStats()
         self.listener: Callable[[int, Ids], None] | None = None
         self._reader = reader
-        self.slot_table = np.full((layers, experts), _NOTHING, dtype=np.int32)
-        self._record_in = np.full(pool.slots, _NOTHING, dtype=np.int64)
-        self._used = np.full(pool.slots, _NOTHING, dtype=np.int64)  # when, by `_now`; see `_settle`
-        self._now = 0
-        self._touched: list[Ids] = []
-        self._pinned: Ids = _NO_SLOTS
+        self._eviction = eviction(pool.slots, layers, experts)
+        self._slots = Slots(pool.memory, reader, layers, experts, self._eviction, self.stats)
+        self._counts = ExpertCounts(layers, experts)
+        self._uses: list[tuple[int, Ids]] = []  # not told to the eviction yet; see `_settle`
+        self._expected: dict[int, set[int]] = {}  # records that a prediction named, by layer
+        self._lease: Lease | None = None
+        self.most_ahead = min(_MOST_AHEAD, pool.slots // 4)
 
     @property
     def slots(self) -> int:
@@ -67,129 +86,183 @@ class ExpertStore:
     @property
     def resident(self) -> int:
         """Records in memory now."""
-        return int(np.count_nonzero(self._record_in != _NOTHING))
+        return int(np.count_nonzero(self._slots.table != NOTHING))
+
+    @property
+    def slot_table(self) -> Ids:
+        """int32 `[layers, experts]`: the slot of each record that is in memory, or -1.
+
+        Changed only inside methods of this class: what reads have brought shows when the owner calls in.
+        """
+        return self._slots.table
+
+    @property
+    def counts(self) -> ExpertCounts:
+        """What happened so far, by layer and expert."""
+        self._settle()
+        return self._counts
 
     def acquire(self, layer: int, ids: Ids) -> Lease:
-        """Lease the experts `ids` (any shape, repeats allowed) of a layer."""
-        if self.listener is not None:
-            self.listener(layer, ids)
-        return Lease(self, layer, _distinct(ids))
+        """Lease the experts `ids` (`[R, K]`, or any shape for one row; repeats allowed) of a layer.
+
+        The reads of those that are missing begin at once.
+
+        Raises:
+            DiskError, CorruptModel: when iterating, if one cannot be read; names it. The store goes on.
+        """
+        if self._lease is not None:
+            self.release(self._lease)
+        self._note(layer, ids)
+        distinct = _distinct(ids)
+        if self._slots.coming or self._slots.unasked or self._expected:
+            self._confront(layer, distinct)
+        slots = self._slots.table[layer].take(distinct)
+        if NOTHING not in slots.tolist():
+            self.stats.hits += len(distinct)
+            self._lease = Lease(self, self.stats.demand, Wave(distinct, slots))
+        else:
+            many = ids.ndim > 1 and len(ids) >= _PREFILL_ROWS
+            kind = self.stats.prefill if many else self.stats.demand
+            self._lease = self._begin(layer, distinct, slots, kind)
+        return self._lease
+
+    def expect(self, layer: int, ids: Ids) -> None:
+        """A layer that comes next will likely ask for `ids` (any shape, the likeliest first): read what is missing.
+
+        Only so far as slots can be emptied and not too many such reads are under way.
+        """
+        distinct = _distinct(ids)
+        records = (distinct + layer * self.experts).tolist()
+        self._expected[layer] = set(records)
+        slots = self._slots.table[layer].take(distinct).tolist()
+        missing = [
+            record
+            for record, slot in zip(records, slots, strict=True)
+            if slot == NOTHING and record not in self._slots.coming
+        ]
+        count = min(len(missing), self.most_ahead - self._slots.ahead)
+        if count <= 0:
+            return
+        self._settle()
+        kept = [slot for slot in slots if slot != NOTHING]
+        if self._lease is not None:
+            kept += self._lease.kept
+        emptied = self._slots.vacate(count, kept)
+        missing = missing[: len(emptied)]
+        self._counts.predicted.reshape(-1)[missing] += 1
+        self._slots.fetch(missing, emptied, self.stats.prediction, required=False)
 
     def used(self, first_layer: int, ids: Ids) -> None:
-        """Count the use of experts `[layers, R, K]` of consecutive layers, which were computed where they are in memory."""
-        if not len(ids):
+        """Layers have run on experts in memory, without a lease: int32 `[n, R, K]` of n layers in a row."""
+        count, rows, _ = ids.shape
+        if not count:
             return
-        if self.listener is not None:
-            for i, routed in enumerate(ids):
-                self.listener(first_layer + i, routed)
-        flat = ids.reshape(len(ids), -1)
-        slots = np.take_along_axis(
-            self.slot_table[first_layer : first_layer + len(ids)], flat, axis=1
-        )
-        self._touched.append(slots.ravel())
-        self.stats.hits += flat.size if ids.shape[1] == 1 else _distinct_in_rows(flat)
-        if len(self._touched) >= _MOST_TOUCHED:
-            self._settle()
+        if self._slots.unasked or self._expected:
+            for i in range(count):
+                self._confront(first_layer + i, _distinct(ids[i]))
+        self._note(first_layer, ids)
+        self.stats.hits += ids.size if rows == 1 else sum(len(np.unique(each)) for each in ids)
 
     def close(self) -> None:
-        """Close the file. Slots are the backend's to free."""
+        """Stop reading and close the file. Slots are the backend's to free."""
+        self._slots.close()
         self._reader.close()
 
     # what a lease uses
 
-    def waves(self, layer: int, ids: Ids) -> Iterator[Wave]:
-        """Resident experts, then the missing in groups that fit; see the module's description."""
-        slots, missing = self.slot_table[layer].take(ids), ids[:0]
-        if _NOTHING in slots.tolist():
-            missing = ids[slots == _NOTHING]
-            ids, slots = ids[slots != _NOTHING], slots[slots != _NOTHING]
-        if len(ids):
-            self.stats.hits += len(ids)
-            self._pinned = slots
-            self._touched.append(slots)
-            if len(self._touched) == _MOST_TOUCHED:
-                self._settle()
-            yield Wave(ids, slots)
-        while len(missing):
-            group, missing = missing[: self.slots], missing[self.slots :]
-            yield Wave(group, self._fetch(layer, group))
+    def arrivals(self, lease: Lease) -> Iterator[Wave]:
+        """Missing experts in groups, as they land; see the module's description."""
+        while lease.missing or lease.ready:
+            self._place(lease)
+            self._land(wait=not lease.ready)
+            if lease.failed:
+                raise self._reader.failure(*lease.failed[0])
+            if lease.ready:
+                yield lease.take_ready(self.experts)
+                lease.held = [slot for _, slot in lease.ready]
 
-    def release(self) -> None:
-        """Unpin everything."""
-        self._pinned = _NO_SLOTS
+    def release(self, lease: Lease) -> None:
+        """Unpin everything. What a layer that failed was still waiting for is not read if it has not begun."""
+        if self._lease is lease:
+            self._lease = None
+            if lease.missing:
+                self._slots.cancel([r for r in lease.missing if r in self._slots.coming])
 
-    def _fetch(self, layer: int, group: Ids) -> Ids:
-        """Read experts, one after the other; the slots they are in now."""
-        slots = np.empty_like(group)
-        for i, expert in enumerate(group.tolist()):
-            self._pinned = slots[:i]
-            slots[i] = self._read(layer, expert)
-        self._pinned = slots
-        return slots
+    def _begin(self, layer: int, distinct: Ids, slots: Ids, kind: ReadStats) -> Lease:
+        """A lease for which something must be read."""
+        here = slots != NOTHING
+        lease = Lease(self, kind, Wave(distinct[here], slots[here]))
+        records = (distinct[~here] + layer * self.experts).tolist()
+        lease.missing.update(records)
+        joined = [r for r in records if r in self._slots.coming]
+        lease.unplaced = [r for r in records if r not in self._slots.coming]
+        self.stats.hits += len(distinct) - len(records)
+        self.stats.misses += len(records)
+        self.stats.joined += len(joined)
+        self._counts.misses.reshape(-1)[records] += 1
+        if joined:
+            self._slots.require(joined)
+        self._place(lease)
+        return lease
 
-    def _read(self, layer: int, expert: int) -> int:
-        slot, record = self._vacate(), layer * self.experts + expert
-        begun = time.perf_counter()
-        self._reader.read(record, self.pool.memory[slot])  # if it fails, the slot stays empty
-        self.slot_table[layer, expert] = slot
-        self._record_in[slot] = record
-        self._used[slot] = self._now
-        self._now += 1
-        self.stats.misses += 1
-        self.stats.read_bytes += self._reader.stride_bytes
-        self.stats.read_s += time.perf_counter() - begun
-        return slot
-
-    def _vacate(self) -> int:
-        """An empty slot, or else the least recently used one that is not pinned, emptied."""
+    def _place(self, lease: Lease) -> None:
+        """Begin the reads for which slots can be emptied."""
+        if not lease.unplaced:
+            return
         self._settle()
-        used = self._used.copy()
-        used[self._pinned] = self._now
-        slot = int(used.argmin())
-        record = self._record_in[slot]
-        if record != _NOTHING:
-            self.slot_table.flat[record] = _NOTHING
-            self._record_in[slot] = self._used[slot] = _NOTHING
-        return slot
+        slots = self._slots.vacate(len(lease.unplaced), lease.kept)
+        if len(slots) < len(lease.unplaced) and self._slots.coming:
+            self._slots.cancel_predictions()
+            slots += self._slots.vacate(len(lease.unplaced) - len(slots), [*lease.kept, *slots])
+        records, lease.unplaced = lease.unplaced[: len(slots)], lease.unplaced[len(slots) :]
+        if records:
+            self._slots.fetch(records, slots, lease.kind, required=True)
+
+    def _land(self, *, wait: bool) -> None:
+        """Take over what has landed; what the lease waits for is ready, or has failed."""
+        lease = self._lease
+        for coming in self._slots.land(wait=wait):
+            if lease is None or coming.record not in lease.missing:
+                continue
+            lease.missing.discard(coming.record)
+            if coming.status == LANDED:
+                lease.ready.append((coming.record, coming.slot))
+                lease.held.append(coming.slot)
+            else:
+                lease.failed.append((coming.record, coming.status))
+
+    def _confront(self, layer: int, distinct: Ids) -> None:
+        """Take over what has landed, and compare what was predicted for a layer with what it asks for."""
+        if self._slots.coming:
+            self._land(wait=False)
+        asked = set((distinct + layer * self.experts).tolist())
+        if self._slots.unasked:
+            useful = asked & self._slots.unasked
+            self._slots.unasked -= useful
+            self.stats.useful_predictions += len(useful)
+        expected = self._expected.pop(layer, None)
+        if expected is None:
+            return
+        self.stats.predictions += len(expected)
+        self.stats.right_predictions += len(expected & asked)
+        self.stats.predicted_asks += len(asked)
+        if self._slots.coming:
+            self._slots.cancel([r for r in expected - asked if r in self._slots.coming])
+
+    def _note(self, first_layer: int, ids: Ids) -> None:
+        if self.listener is not None:
+            for i, each in enumerate(ids if ids.ndim == 3 else [ids]):
+                self.listener(first_layer + i, each)
+        self._uses.append((first_layer, ids))
+        if len(self._uses) == _MOST_NOTED:
+            self._settle()
 
     def _settle(self) -> None:
-        """Count what was touched, in that order. Done for many waves at a time: it costs as much as for one."""
-        if self._touched:
-            slots = np.concatenate(self._touched)
-            end = self._now + len(slots)
-            self._used[slots] = np.arange(self._now, end)  # of a slot's touches, the last counts
-            self._now = end
-            self._touched.clear()
-
-
-class Lease:
-    """Experts of one layer, on their way. Use it in a `with` block and iterate once."""
-
-    __slots__ = ("_ids", "_layer", "_store")
-
-    def __init__(self, store: ExpertStore, layer: int, ids: Ids) -> None:
-        self._store = store
-        self._layer = layer
-        self._ids = ids
-
-    @property
-    def pool(self) -> ExpertPool:
-        """Where the slots are."""
-        return self._store.pool
-
-    def __iter__(self) -> Iterator[Wave]:
-        return self._store.waves(self._layer, self._ids)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._store.release()
+        """Count uses and tell the eviction. Done for many layers at a time: it costs as much as for one."""
+        uses, self._uses = self._uses, []
+        for first_layer, ids in _runs(uses):
+            self._eviction.used(first_layer, ids)
+            self._counts.add(first_layer, ids)
 
 
 def _distinct(ids: Ids) -> Ids:
@@ -200,7 +273,18 @@ def _distinct(ids: Ids) -> Ids:
     return flat if len(distinct) == len(listed) else np.array(list(distinct), dtype=np.int32)
 
 
-def _distinct_in_rows(ids: Ids) -> int:
-    """Sum over rows of how many different ids a row has."""
-    ordered = np.sort(ids, axis=1)
-    return len(ids) + int(np.count_nonzero(ordered[:, 1:] != ordered[:, :-1]))
+def _runs(uses: Iterable[tuple[int, Ids]]) -> Iterator[tuple[int, Ids]]:
+    """Join uses of layers that follow one another: first layer and ids `[n, R, K]`."""
+    run: list[Ids] = []
+    first, following = 0, -1
+    for layer, ids in uses:
+        block = ids.reshape((-1, *ids.shape[-2:]) if ids.ndim >= 2 else (1, 1, -1))
+        if run and (layer != following or block.shape[1:] != run[-1].shape[1:]):
+            yield first, np.concatenate(run)
+            run = []
+        if not run:
+            first = layer
+        run.append(block)
+        following = layer + len(block)
+    if run:
+        yield first, np.concatenate(run)

@@ -2,6 +2,7 @@
 // the kernels point at, and releases the GIL. Callers are cherenkov/backends/native.py and the tests.
 #include "bindings.h"
 
+#include "../io/bindings_io.h"
 #include "bandwidth.h"
 
 namespace cherenkov::cpu {
@@ -18,6 +19,7 @@ NB_MODULE(_native, m) {
     m.doc() = "CPU kernels. See kernels/README.md; the Python side is cherenkov.backends.native.";
     cherenkov::cpu::bind_weights(m);
     cherenkov::cpu::bind_engine(m);
+    cherenkov::io::bind_reads(m);
     m.def("read_bandwidth", [](int threads) {
         cherenkov::cpu::need(threads > 0 && threads <= 1024, "read_bandwidth", "threads must be 1 to 1024");
         const nb::gil_scoped_release release;

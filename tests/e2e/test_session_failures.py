@@ -148,9 +148,9 @@ def test_without_memory_to_go_back_the_session_reads_again(model, session, monke
 
 
 def test_a_disk_that_fails_half_way(session, model, monkeypatch):
-    reader = model.experts._reader
+    experts = model.experts
     monkeypatch.setattr(
-        reader, "read", failing(reader.read, 5, DiskError("experts.bin", "read", 5))
+        experts, "acquire", failing(experts.acquire, 5, DiskError("experts.bin", "read", 5))
     )
     with unharmed(session):
         with pytest.raises(DiskError):

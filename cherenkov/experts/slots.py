@@ -1,0 +1,201 @@
+"""What each slot of the pool holds, or awaits."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cherenkov.experts.reads import LANDED
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from numpy.typing import NDArray
+
+    from cherenkov.backends.base import Ids
+    from cherenkov.experts.reader import RecordReader
+    from cherenkov.experts.reads import Reads
+    from cherenkov.experts.recency import Eviction
+    from cherenkov.experts.stats import ExpertStats, ReadStats
+
+__all__ = ["NOTHING", "Coming", "Slots"]
+
+NOTHING = -1
+
+
+@dataclass(slots=True)
+class Coming:
+    """A record on its way into a slot.
+
+    Attributes:
+        kind: the counters of its kind of reads.
+        required: a layer has asked for it.
+        status: what became of the read; see `cherenkov.experts.reads`.
+    """
+
+    record: int
+    slot: int
+    kind: ReadStats
+    required: bool
+    status: int = LANDED
+
+
+class Slots:
+    """Records in slots, and reads into slots that were emptied for them.
+
+    Only the thread that owns the store calls this. A slot that a read is under way into is never a victim; it holds
+    its record from the moment that `land` reports it.
+
+    Ctrl-C may strike between any two lines. What it leaves behind is at worst a slot that is thought empty, or a read
+    that was noted but never begun, which `land` makes up for; never a table that points to a slot with something else.
+
+    Attributes:
+        table: int32 `[layers, experts]`, the slot of each record that is in memory, or -1.
+        record_in: int64 `[slots]`, the record in each slot, or -1.
+        coming: reads under way, by record.
+        unasked: records in memory that predictions brought and no layer has asked for yet.
+    """
+
+    def __init__(
+        self,
+        memory: NDArray[np.uint8],
+        reader: RecordReader,
+        layers: int,
+        experts: int,
+        eviction: Eviction,
+        stats: ExpertStats,
+    ) -> None:
+        self.table: Ids = np.full((layers, experts), NOTHING, dtype=np.int32)
+        self.record_in: NDArray[np.int64] = np.full(len(memory), NOTHING, dtype=np.int64)
+        self.coming: dict[int, Coming] = {}
+        self.unasked: set[int] = set()
+        self._memory = memory
+        self._reader = reader
+        self._eviction = eviction
+        self._stats = stats
+        self._reads: Reads | None = None
+        self._awaiting: dict[int, Coming] = {}  # by slot
+        self._settled: NDArray[np.bool_] = np.ones(len(memory), dtype=np.bool_)  # nothing coming
+
+    @property
+    def ahead(self) -> int:
+        """Reads under way that nobody has asked for yet."""
+        return sum(not coming.required for coming in self.coming.values())
+
+    def vacate(self, count: int, kept: Iterable[int]) -> list[int]:
+        """Empty up to `count` slots, the least worth keeping first, none of `kept` and none that a record is coming to."""
+        allowed = self._settled.copy()
+        allowed[list(kept)] = False
+        slots: list[int] = self._eviction.victims(count, allowed).tolist()
+        for slot in slots:
+            record = int(self.record_in[slot])
+            if record != NOTHING:
+                self._empty(slot, record)
+        return slots
+
+    def fetch(
+        self, records: list[int], slots: list[int], kind: ReadStats, *, required: bool
+    ) -> None:
+        """Begin to read records into empty slots."""
+        reads = self._living()
+        for record, slot in zip(records, slots, strict=True):
+            self._awaiting[slot] = Coming(record, slot, kind, required)
+            self._settled[slot] = False
+            self.coming[record] = self._awaiting[slot]
+            self._eviction.arrived(slot, record, predicted=not required)
+        kind.requested += len(records)
+        kind.requested_bytes += len(records) * self._reader.stride_bytes
+        reads.submit(records, slots, required)
+
+    def require(self, records: Collection[int]) -> None:
+        """What a prediction has begun, or is waiting to, is asked for now."""
+        for record in records:
+            self.coming[record].required = True
+        self._living().promote([self.coming[record].slot for record in records])
+
+    def cancel(self, records: Iterable[int]) -> None:
+        """Take back reads that have not begun; their slots are empty. Those that have begun land."""
+        slots = [self.coming[record].slot for record in records]
+        if not slots:
+            return
+        for slot in self._living().cancel(slots):
+            self._awaiting[slot].kind.cancelled += 1
+            self._end(slot)
+            self._eviction.left(slot)
+
+    def cancel_predictions(self) -> None:
+        """Take back every read ahead that has not begun."""
+        self.cancel([c.record for c in self.coming.values() if not c.required])
+
+    def land(self, *, wait: bool) -> list[Coming]:
+        """What has landed since the last call, in its slot from now on, or failed. See `Reads.landed`."""
+        begun = time.perf_counter()
+        reads = self._living()
+        landed = reads.landed(wait)
+        if wait:
+            self._stats.stall_s += time.perf_counter() - begun
+            if not landed and self._awaiting:  # begun, but an interruption came first
+                self._submit(reads)
+        return [self._take(*read) for read in landed]
+
+    def close(self) -> None:
+        """Stop reading. What was under way is forgotten."""
+        if self._reads is not None:
+            self._reads.close()
+            self._reads = None
+        for slot in list(self._awaiting):
+            self._end(slot)
+            self._eviction.left(slot)
+
+    def _take(self, slot: int, status: int, seconds: float) -> Coming:
+        coming, size = self._awaiting[slot], self._reader.stride_bytes
+        coming.status = status
+        coming.kind.read_s += seconds
+        self._stats.read_s += seconds
+        self._end(slot)
+        if status != LANDED:
+            coming.kind.failed += 1
+            self._eviction.left(slot)
+            return coming
+        coming.kind.completed += 1
+        coming.kind.completed_bytes += size
+        self._stats.read_bytes += size
+        self.record_in[slot] = coming.record
+        self.table.flat[coming.record] = slot  # last: see the class
+        if not coming.required:
+            self.unasked.add(coming.record)
+        return coming
+
+    def _empty(self, slot: int, record: int) -> None:
+        if self.table.flat[record] == slot:
+            self.table.flat[record] = NOTHING  # first: see the class
+        self.record_in[slot] = NOTHING
+        self._eviction.left(slot)
+        if record in self.unasked:
+            self.unasked.discard(record)
+            self._stats.wasted_bytes += self._reader.stride_bytes
+
+    def _end(self, slot: int) -> None:
+        coming = self._awaiting[slot]
+        if self.coming.get(coming.record) is coming:
+            del self.coming[coming.record]
+        self._settled[slot] = True
+        del self._awaiting[slot]
+
+    def _living(self) -> Reads:
+        """Reads with threads of their own: begun at first use, and again in a forked child, with all that was coming."""
+        if self._reads is None:
+            self._reads = self._reader.start(self._memory)
+        elif self._reads.orphaned:
+            self._reads = self._reader.start(self._memory)
+            self._submit(self._reads)
+        return self._reads
+
+    def _submit(self, reads: Reads) -> None:
+        """Begin all that is coming once more."""
+        for required in (True, False):
+            again = [c for c in self._awaiting.values() if c.required is required]
+            reads.submit([c.record for c in again], [c.slot for c in again], required)

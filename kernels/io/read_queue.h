@@ -1,0 +1,72 @@
+// Threads that read records into slots of memory, what is required before what is only predicted.
+//
+// One thread, the owner, asks and takes what has landed; it alone decides which slot gets which record. A slot belongs to
+// the queue from submit() until landed() or cancel() hands it back.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "record_file.h"
+
+namespace cherenkov::io {
+
+struct Landed {
+    int slot;
+    int status;  // as RecordFile::read
+    double seconds;
+};
+
+class ReadQueue {
+public:
+    // `memory` is slots of the file's stride, one after the other, and outlives the queue, as does the file.
+    ReadQueue(RecordFile& file, uint8_t* memory, int threads);
+    ~ReadQueue() { close(); }
+    ReadQueue(const ReadQueue&) = delete;
+    ReadQueue& operator=(const ReadQueue&) = delete;
+
+    // Threads start with the first read.
+    void submit(const std::vector<int64_t>& records, const std::vector<int>& slots, bool required);
+
+    // What is waiting among these becomes required.
+    void promote(const std::vector<int>& slots);
+
+    // Takes back what has not begun; returns its slots. What has begun lands.
+    std::vector<int> cancel(const std::vector<int>& slots);
+
+    // What has landed since the last call. If nothing has, waits up to `patience` seconds while something is under way.
+    std::vector<Landed> landed(double patience);
+
+    // Reads asked for and not handed back.
+    int outstanding();
+
+    // Ends the reads under way, forgets the others, joins the threads. What has landed can still be taken.
+    void close();
+
+private:
+    struct Read {
+        int64_t record;
+        int slot;
+    };
+
+    void start();
+    void work();
+    bool take(Read& read);
+
+    RecordFile& file_;
+    uint8_t* const memory_;
+    const int threads_;
+    std::mutex mutex_;  // guards all below
+    std::condition_variable wanted_, arrived_;
+    std::deque<Read> required_, predicted_;
+    std::vector<Landed> landed_;
+    int reading_ = 0;
+    int idle_ = 0;
+    bool stop_ = false;
+    std::vector<std::thread> workers_;
+};
+
+}  // namespace cherenkov::io
