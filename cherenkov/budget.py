@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cherenkov.architectures import family_of
 from cherenkov.errors import CapacityError, ConfigError
-from cherenkov.experts.rows import RESIDENT_BYTES
+from cherenkov.experts.rows import memory_bytes
 from cherenkov.units import GB, MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -115,11 +115,10 @@ def demand_of(
     if backend is not None:
         itemsize, chunk = backend.cache_itemsize, backend.delta_chunk
         widening = (backend.matrix_bits or stored) / stored
-    tables = [section.layout.total_bytes for section in manifest.ngrams]
     return Demand(
         sizes=family_of(config).sizes(config),
         dense_bytes=int(manifest.dense_bytes * max(1.0, widening)),
-        ngram_bytes=sum(size for size in tables if size <= RESIDENT_BYTES),
+        ngram_bytes=sum(memory_bytes(section.layout) for section in manifest.ngrams),
         stride_bytes=manifest.experts.layout.stride_bytes,
         records=manifest.experts.records,
         cache_itemsize=itemsize,

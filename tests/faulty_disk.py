@@ -55,6 +55,10 @@ class FaultyDisk:
 
         return Reader(*args, **options)
 
+    def reads_into(self, memory, file, direct, *, threads, checksums=None, every_time=False):
+        """What `cherenkov.experts.reader.reads_into` is, on this disk."""
+        return _Reads(self, file, direct, memory, threads, checksums, every_time)
+
     def pread(self, read, record, part):
         """One system call."""
         with self._lock:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["DEFAULT_READERS", "MOST_READERS", "RecordReader"]
+__all__ = ["DEFAULT_READERS", "MOST_READERS", "RecordReader", "reads_into"]
 
 DEFAULT_READERS = 3
 MOST_READERS = 8
@@ -76,8 +76,14 @@ class RecordReader:
         """
         if self._file < 0:
             raise DiskError(self.path, "read the expert records", errno.EBADF)
-        make = ThreadedReads if _NativeReads is None else _NativeReads
-        return make(self._file, self._direct, memory, self.threads, self.checksums, self.every_time)
+        return reads_into(
+            memory,
+            self._file,
+            self._direct,
+            threads=self.threads,
+            checksums=self.checksums,
+            every_time=self.every_time,
+        )
 
     def failure(self, record: int, status: int) -> CherenkovError:
         """Why a record did not land, by what its read returned."""
@@ -102,6 +108,20 @@ class RecordReader:
         for file in {self._file, self._direct} - {-1}:
             os.close(file)
         self._file = self._direct = -1
+
+
+def reads_into(
+    memory: NDArray[np.uint8],
+    file: int,
+    direct: int,
+    *,
+    threads: int,
+    checksums: NDArray[np.uint64] | None = None,
+    every_time: bool = False,
+) -> Reads:
+    """Reads on threads of C++, or of Python where there is no extension. Arguments as of `ThreadedReads`."""
+    make = ThreadedReads if _NativeReads is None else _NativeReads
+    return make(file, direct, memory, threads, checksums, every_time)
 
 
 def _past_the_cache(path: Path) -> int:

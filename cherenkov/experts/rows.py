@@ -1,14 +1,24 @@
-"""The n-gram table: small rows fetched by number."""
+"""The n-gram table: small rows fetched by number.
+
+A small table is read whole when it is opened. A large one stays on disk: rows are asked for as soon as the tokens are
+known, read by threads while the first layers compute, and kept in a small cache, least recently used out first.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cherenkov.checkpoint.affine import HostMatrix, dequantise
 from cherenkov.errors import CorruptModel, DiskError
+from cherenkov.experts.reader import reads_into
+from cherenkov.experts.reads import ENDS_EARLY, LANDED
 from cherenkov.packing.integrity import checksum
 from cherenkov.units import MIB
 
@@ -17,24 +27,61 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from cherenkov.experts.reads import Reads
     from cherenkov.packing.integrity import NgramBlocks
     from cherenkov.packing.layout import NgramLayout
 
-__all__ = ["RESIDENT_BYTES", "RowTable"]
+__all__ = ["CACHE_ROWS", "RESIDENT_BYTES", "Pending", "RowStats", "RowTable", "memory_bytes"]
 
 _NIBBLES = (np.arange(256)[:, None] >> (0, 4) & 15).astype(np.float32)  # [byte, code]
 
 RESIDENT_BYTES = 64 * MIB
 """Tables up to this size are read whole at open; larger ones are read row by row."""
 
+CACHE_ROWS = 4096
+"""Rows of a table on disk that stay in memory: those of some hundred tokens."""
+
+
+def memory_bytes(layout: NgramLayout) -> int:
+    """Memory that a table will hold."""
+    if layout.total_bytes <= RESIDENT_BYTES:
+        return layout.total_bytes
+    return min(CACHE_ROWS, layout.rows) * layout.row_bytes
+
+
+_THREADS = (
+    4  # a row is far smaller than what a disk reads at once, so it takes several to keep one busy
+)
+
+
+@dataclass(slots=True)
+class RowStats:
+    """Counters of a table on disk that only grow.
+
+    Attributes:
+        hits: rows found in the cache, or on their way already.
+        reads: rows read.
+        read_bytes: bytes of those.
+        stall_s: seconds that somebody waited for rows.
+    """
+
+    hits: int = 0
+    reads: int = 0
+    read_bytes: int = 0
+    stall_s: float = 0.0
+
 
 class RowTable:
-    """Rows of float32 values, read and dequantised on demand.
+    """Rows of float32 values, read and dequantised on demand. One thread at a time.
 
     Args:
         path: the file.
         layout: of its rows.
         checksums: of its blocks. They are compared when the table is read whole; a row alone cannot be checked.
+        cache_rows: rows of a large table that stay in memory, at least 1.
+
+    Attributes:
+        stats: what a table on disk had to do so far.
 
     Raises:
         DiskError: if the file cannot be read.
@@ -42,21 +89,30 @@ class RowTable:
     """
 
     def __init__(
-        self, path: Path, layout: NgramLayout, checksums: NgramBlocks | None = None
+        self,
+        path: Path,
+        layout: NgramLayout,
+        checksums: NgramBlocks | None = None,
+        *,
+        cache_rows: int = CACHE_ROWS,
     ) -> None:
         self.path = path
         self.layout = layout
+        self.stats = RowStats()
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise DiskError.wrap(error, path, "open the n-gram table") from error
         self._resident: NDArray[np.uint8] | None = None
+        self._cache: _RowCache | None = None
         try:
             if layout.total_bytes <= RESIDENT_BYTES:
                 whole = self._read(0, layout.total_bytes)
                 if checksums is not None:
                     self._check(whole, checksums)
                 self._resident = whole.reshape(layout.rows, layout.row_bytes)
+            else:
+                self._cache = _RowCache(self._file, path, layout, cache_rows, self.stats)
         except BaseException:
             self.close()
             raise
@@ -64,27 +120,53 @@ class RowTable:
     @property
     def resident_bytes(self) -> int:
         """Memory the table holds."""
+        if self._cache is not None:
+            return self._cache.memory.nbytes
         return self._resident.nbytes if self._resident is not None else 0
 
+    @property
+    def on_disk(self) -> bool:
+        """Rows are read when they are asked for."""
+        return self._cache is not None
+
+    def begin(self, rows: NDArray[np.int64]) -> Pending:
+        """Ask for `rows` `[R, heads]`: what must be read is being read from now on."""
+        distinct, where = rows.ravel(), None
+        if len(rows) > 1:  # the heads of one token have rows of their own: there is nothing twice
+            distinct, where = np.unique(rows, return_inverse=True)
+        if self._cache is not None:
+            self._cache.want(distinct[: self._cache.rows].tolist())
+        return Pending(self, rows.shape, distinct, where)
+
     def gather(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Values of `rows` `[R, heads]`, side by side: float32 `[R, heads * dim]`."""
-        if len(rows) == 1:  # heads have rows of their own: there is nothing twice
-            return self._values(rows[0]).reshape(1, -1)
-        distinct, where = np.unique(rows, return_inverse=True)
-        return self._values(distinct)[where.reshape(rows.shape)].reshape(len(rows), -1)
+        """Values of `rows` `[R, heads]`, side by side: float32 `[R, heads * dim]`.
+
+        Raises:
+            DiskError, CorruptModel: a row cannot be read.
+        """
+        return self.begin(rows).take()
 
     def close(self) -> None:
-        """Close the file."""
+        """Stop reading and close the file."""
+        if self._cache is not None:
+            self._cache.close()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
-    def _values(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """float32 `[len(rows), dim]`."""
-        if self._resident is not None:
+    def values(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """float32 `[len(rows), dim]`, once they are here."""
+        if self._cache is None:
+            assert self._resident is not None
             return self._decode(self._resident.take(rows, axis=0))
-        size = self.layout.row_bytes
-        return self._decode(np.stack([self._read(int(row) * size, size) for row in rows]))
+        size = self._cache.rows
+        pieces = []
+        for at in range(0, len(rows), size):
+            piece = rows[at : at + size].tolist()
+            if at:
+                self._cache.want(piece)
+            pieces.append(self._decode(self._cache.get(piece)))
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def _check(self, whole: NDArray[np.uint8], checksums: NgramBlocks) -> None:
         size = checksums.block_rows * self.layout.row_bytes
@@ -115,7 +197,9 @@ class RowTable:
         values = _NIBBLES.take(raw[:, : layout.weight_bytes], axis=0)
         values = values.reshape(count, -1, layout.group)
         words = raw[:, layout.weight_bytes :].copy().view(np.uint16).astype(np.uint32)
-        factors = (words << 16).view(np.float32).reshape(count, 2, -1, 1)  # BF16 is float32's upper half
+        factors = (
+            (words << 16).view(np.float32).reshape(count, 2, -1, 1)
+        )  # BF16 is float32's upper half
         values *= factors[:, 0]
         values += factors[:, 1]
         return values.reshape(count, layout.dim)
@@ -135,3 +219,147 @@ class RowTable:
                 )
             done += count
         return buffer
+
+
+class Pending:
+    """Rows that were asked for."""
+
+    __slots__ = ("_distinct", "_shape", "_table", "_where")
+
+    def __init__(
+        self,
+        table: RowTable,
+        shape: tuple[int, ...],
+        distinct: NDArray[np.int64],
+        where: NDArray[np.int64] | None,
+    ) -> None:
+        self._table = table
+        self._shape = shape
+        self._distinct = distinct
+        self._where = where
+
+    def take(self) -> NDArray[np.float32]:
+        """Their values side by side, float32 `[R, heads * dim]`. Waits for what has not landed.
+
+        Raises:
+            DiskError, CorruptModel: a row cannot be read.
+        """
+        values = self._table.values(self._distinct)
+        if self._where is not None:
+            values = values[self._where.reshape(self._shape)]
+        return values.reshape(self._shape[0], -1)
+
+
+class _RowCache:
+    """Rows of a table on disk, in slots. A slot that is being read into is nobody's victim."""
+
+    def __init__(
+        self, file: int, path: Path, layout: NgramLayout, rows: int, stats: RowStats
+    ) -> None:
+        self.rows = min(rows, layout.rows)
+        self.memory: NDArray[np.uint8] = np.zeros((self.rows, layout.row_bytes), dtype=np.uint8)
+        self._file = file
+        self._path = path
+        self._stats = stats
+        self._reads: Reads | None = None
+        self._slot_of: OrderedDict[int, int] = OrderedDict()  # landed, the latest used last
+        self._coming: dict[int, int] = {}  # slot by row
+        self._row_in: dict[int, int] = {}  # row by slot, of those that come
+        self._free = list(range(self.rows))
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(
+                file, 0, 0, os.POSIX_FADV_RANDOM
+            )  # what lies behind a row is of no use
+
+    def want(self, rows: list[int]) -> None:
+        """Begin to read those that are neither here nor on their way, as far as there are slots."""
+        self._land()
+        missing = []
+        for row in rows:
+            if row in self._slot_of:
+                self._slot_of.move_to_end(row)
+            elif row not in self._coming:
+                missing.append(row)
+        self._stats.hits += len(rows) - len(missing)
+        self._submit(missing, set(rows))
+
+    def get(self, rows: list[int]) -> NDArray[np.uint8]:
+        """Bytes of at most as many rows as fit, `[len(rows), row_bytes]`.
+
+        Raises:
+            DiskError, CorruptModel: one cannot be read.
+        """
+        begun, wanted = None, set(rows)
+        while missing := [row for row in rows if row not in self._slot_of]:
+            begun = begun or time.perf_counter()
+            self._submit([row for row in missing if row not in self._coming], wanted)
+            self._land(wanted)
+        if begun is not None:
+            self._stats.stall_s += time.perf_counter() - begun
+        return self.memory.take([self._slot_of[row] for row in rows], axis=0)
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._file = -1
+        if self._reads is not None:
+            self._reads.close()
+            self._reads = None
+
+    def _submit(self, rows: list[int], kept: set[int]) -> None:
+        reads = self._living()
+        slots = [slot for slot in (self._vacate(kept) for _ in rows) if slot is not None]
+        rows = rows[: len(slots)]
+        self._coming.update(zip(rows, slots, strict=True))
+        self._row_in.update(zip(slots, rows, strict=True))
+        if rows:
+            reads.submit(rows, slots, True)
+
+    def _vacate(self, kept: set[int]) -> int | None:
+        """A slot without a row, or that of the row used longest ago; None while all are needed."""
+        if self._free:
+            return self._free.pop()
+        victim = next((row for row in self._slot_of if row not in kept), None)
+        return None if victim is None else self._slot_of.pop(victim)
+
+    def _land(self, wanted: set[int] | None = None) -> None:
+        """Take over what has landed; of rows that somebody wants, wait for some, and tell what went wrong.
+
+        What went wrong with others is forgotten: they are read again, and fail again, when they are needed.
+        """
+        if self._reads is None:
+            return
+        failure = None
+        for slot, status, _ in self._reads.landed(wanted is not None):
+            row = self._row_in.pop(slot)
+            del self._coming[row]
+            if status == LANDED:
+                self._slot_of[row] = slot
+                self._stats.reads += 1
+                self._stats.read_bytes += self.memory.shape[1]
+                continue
+            self._free.append(slot)
+            if wanted is not None and row in wanted:
+                failure = self._failure(row, status)
+        if failure is not None:
+            raise failure
+
+    def _failure(self, row: int, status: int) -> CorruptModel | DiskError:
+        if status != ENDS_EARLY:
+            return DiskError(self._path, f"read row {row} of the n-gram table", status)
+        return CorruptModel(
+            self._path,
+            "the n-gram table ends early",
+            item=f"row {row}",
+            offset=os.fstat(self._file).st_size,
+        )
+
+    def _living(self) -> Reads:
+        """Reads with threads of their own, made anew in a forked child, where nothing is on its way."""
+        if self._file < 0:
+            raise DiskError(self._path, "read the n-gram table", errno.EBADF)
+        if self._reads is None or self._reads.orphaned:
+            self._free += self._coming.values()
+            self._coming.clear()
+            self._row_in.clear()
+            self._reads = reads_into(self.memory, self._file, -1, threads=_THREADS)
+        return self._reads

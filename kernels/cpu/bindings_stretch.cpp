@@ -137,10 +137,10 @@ Reach checked_reach(const HeldTrunk& trunk, int first, int last, const nb::seque
     }
     need_cover(reach.spans, rows, op);
     need(nb::len(features) == trunk.layers.size(), op, "every layer has features, or None");
-    for (size_t i = 0; i < trunk.layers.size(); i++) {
-        const Layer& layer = trunk.layers[i];
+    for (int i = 0; i < count; i++) {
+        const Layer& layer = trunk.layers[static_cast<size_t>(i)];
         reach.features.push_back(nullptr);
-        if (layer.ple == nullptr) continue;
+        if (layer.ple == nullptr || i < first || i >= last) continue;
         Const<2> array;
         need(nb::try_cast<Const<2>>(features[i], array, false) && has_shape(array, {rows, layer.ple->key.cols}), op,
              "features do not have the layer's shape");

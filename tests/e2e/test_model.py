@@ -16,6 +16,7 @@ from cherenkov.errors import (
     ModelNotFound,
     RequestError,
 )
+from cherenkov.experts import rows
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
@@ -47,6 +48,23 @@ def test_pieces_join_to_the_answer(model):
     pieces = list(model.stream(QUESTION))
     assert "".join(pieces) == ANSWER
     assert len(pieces) > 3
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_table_of_ngrams_on_disk_gives_the_same_bits(glow_store, monkeypatch, backend):
+    ids = [5, 17, 99, 5, 17, 200, 5, 17, 99, 4]
+    with Model.load(glow_store, backend=backend, context_tokens=256) as model:
+        expected, answer = model.logits(ids), model.generate(QUESTION, max_tokens=4)
+    monkeypatch.setattr(rows, "RESIDENT_BYTES", 0)
+    before = threading.active_count()
+    with Model.load(glow_store, backend=backend, context_tokens=256) as model:
+        tables = model._engine.network.tables.values()
+        assert all(table.on_disk for table in tables)
+        assert np.array_equal(model.logits(ids), expected)
+        assert np.array_equal(model.logits(ids), expected)  # now from the cache
+        assert model.generate(QUESTION, max_tokens=4) == answer
+        assert all(table.stats.reads > 0 < table.stats.hits for table in tables)
+    assert threading.active_count() == before
 
 
 def test_max_tokens_ends_with_length(model):

@@ -2,17 +2,21 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cherenkov.checkpoint.affine import HostMatrix, bf16_to_float32, dequantise, quantise
 from cherenkov.errors import CorruptModel, DiskError
 from cherenkov.experts import rows as rows_module
-from cherenkov.experts.rows import RowTable
+from cherenkov.experts.rows import RowTable, memory_bytes
 from cherenkov.packing.integrity import NgramBlocks, checksum
 from cherenkov.packing.layout import NgramLayout
+from tests.faulty_disk import FaultyDisk
 
 ROWS = 40
 LAYOUTS = [
@@ -48,7 +52,8 @@ def resident(request, monkeypatch):
 def test_gathers_side_by_side(tmp_path, layout, resident):
     values = write(tmp_path / "ngram.bin", layout)
     table = RowTable(tmp_path / "ngram.bin", layout)
-    assert table.resident_bytes == (layout.total_bytes if resident else 0)
+    assert table.resident_bytes == layout.total_bytes == memory_bytes(layout)  # the cache holds all
+    assert table.on_disk is not resident
     ids = np.array([[0, 39, 7], [7, 7, 0]])
     expected = values[ids].reshape(2, -1)
     np.testing.assert_array_equal(table.gather(ids), expected)
@@ -58,22 +63,117 @@ def test_gathers_side_by_side(tmp_path, layout, resident):
     table.close()
 
 
-def test_a_row_is_read_once_however_often_it_is_used(tmp_path, monkeypatch):
+@pytest.fixture
+def on_disk(tmp_path, monkeypatch):
+    """Makes a table that is read row by row from a disk of the test's."""
     monkeypatch.setattr(rows_module, "RESIDENT_BYTES", 0)
-    layout = LAYOUTS[0]
-    write(tmp_path / "ngram.bin", layout)
-    table = RowTable(tmp_path / "ngram.bin", layout)
-    offsets = []
-    real = os.preadv
+    opened = []
 
-    def seen(descriptor, buffers, offset):
-        offsets.append(offset)
-        return real(descriptor, [buffers[0][:33]], offset)  # short reads are put together
+    def make(disk=None, layout=LAYOUTS[0], **options):
+        if disk is not None:
+            monkeypatch.setattr(rows_module, "reads_into", disk.reads_into)
+        values = write(tmp_path / "ngram.bin", layout)
+        opened.append(RowTable(tmp_path / "ngram.bin", layout, **options))
+        return opened[-1], values
 
-    monkeypatch.setattr(rows_module.os, "preadv", seen)
+    yield make
+    for table in opened:
+        table.close()
+
+
+def test_a_row_is_read_once_however_often_it_is_used(on_disk):
+    disk = FaultyDisk(most=33)  # short reads are put together
+    table, _ = on_disk(disk)
     table.gather(np.array([[5, 9], [5, 5]]))
-    assert [o // layout.row_bytes for o in offsets] == [5] * 4 + [9] * 4
+    table.gather(np.array([[9, 5]]))
+    assert sorted(disk.calls) == [5] * 4 + [9] * 4
+    assert (table.stats.hits, table.stats.reads) == (2, 2)
+    assert table.stats.read_bytes == 2 * LAYOUTS[0].row_bytes
+
+
+def test_rows_are_read_while_nobody_waits_and_joined_on_their_way(on_disk):
+    disk = FaultyDisk()
+    table, values = on_disk(disk)
+    disk.gate.clear()
+    first = table.begin(np.array([[3, 4]]))
+    second = table.begin(np.array([[4, 6]]))
+    disk.gate.set()
+    np.testing.assert_array_equal(second.take(), values[[4, 6]].reshape(1, -1))
+    np.testing.assert_array_equal(first.take(), values[[3, 4]].reshape(1, -1))
+    assert sorted(disk.calls) == [3, 4, 6]
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    requests=st.lists(
+        st.tuples(
+            st.lists(
+                st.lists(st.integers(0, ROWS - 1), min_size=3, max_size=3, unique=True),
+                min_size=1,
+                max_size=5,
+            ),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    cache_rows=st.integers(1, ROWS),
+    seed=st.integers(0, 99),
+)
+def test_any_requests_with_any_cache_give_the_rows(on_disk, requests, cache_rows, seed):
+    table, values = on_disk(FaultyDisk(delay_s=0.0005, seed=seed), cache_rows=cache_rows)
+    given_up = []
+    for ids, taken in requests:
+        rows = np.array(ids)
+        pending = table.begin(rows)
+        if taken:
+            np.testing.assert_array_equal(pending.take(), values[rows].reshape(len(rows), -1))
+        else:
+            given_up.append((pending, rows))
+    for pending, rows in given_up:
+        np.testing.assert_array_equal(pending.take(), values[rows].reshape(len(rows), -1))
+    assert table.resident_bytes == cache_rows * LAYOUTS[0].row_bytes
+
+
+def test_the_row_used_longest_ago_leaves_first(on_disk):
+    disk = FaultyDisk()
+    table, _ = on_disk(disk, cache_rows=3)
+    for row in (1, 2, 3, 1, 4):
+        table.gather(np.array([[row]]))
+    disk.calls.clear()
+    table.gather(np.array([[3, 1, 4]]))
+    assert disk.calls == []
+    table.gather(np.array([[2]]))
+    assert disk.calls == [2]
+
+
+def test_a_read_that_fails_is_told_once_and_tried_anew(on_disk):
+    disk = FaultyDisk(broken=errno.EIO)
+    table, values = on_disk(disk, cache_rows=2)
+    for _ in range(3):
+        with pytest.raises(DiskError, match="row 7 of the n-gram table") as caught:
+            table.gather(np.array([[7]]))
+        assert caught.value.errno == errno.EIO
+    table.begin(np.array([[1, 2]]))  # given up, and fails meanwhile
+    while table._cache._coming:
+        table._cache._land()
+    disk.broken = None
+    np.testing.assert_array_equal(table.gather(np.array([[7, 8]])), values[[7, 8]].reshape(1, -1))
+
+
+def test_nothing_is_left_running_and_nothing_starts_again(on_disk):
+    before = threading.active_count()
+    table, _ = on_disk(FaultyDisk())
+    assert threading.active_count() == before
+    table.gather(np.array([[1]]))
+    assert threading.active_count() > before
     table.close()
+    assert threading.active_count() == before
+    with pytest.raises(DiskError):
+        table.gather(np.array([[2]]))
+    assert threading.active_count() == before
 
 
 def test_a_table_that_ends_early(tmp_path, resident):
@@ -86,16 +186,15 @@ def test_a_table_that_ends_early(tmp_path, resident):
     assert caught.value.offset == layout.total_bytes - 1
 
 
-def test_a_disk_that_fails(tmp_path, monkeypatch, resident):
-    layout = LAYOUTS[0]
-    write(tmp_path / "ngram.bin", layout)
+def test_a_disk_that_fails_while_a_table_is_read_whole(tmp_path, monkeypatch):
+    write(tmp_path / "ngram.bin", LAYOUTS[0])
 
     def broken(*_):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(rows_module.os, "preadv", broken)
     with pytest.raises(DiskError, match="read the n-gram table") as caught:
-        RowTable(tmp_path / "ngram.bin", layout).gather(np.array([[0]]))
+        RowTable(tmp_path / "ngram.bin", LAYOUTS[0])
     assert caught.value.errno == errno.EIO
 
 

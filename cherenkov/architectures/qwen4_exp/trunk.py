@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cherenkov.architectures import Observer
     from cherenkov.architectures.qwen4_exp.config import Config
     from cherenkov.architectures.qwen4_exp.weights import Weights
-    from cherenkov.experts.rows import RowTable
+    from cherenkov.experts.rows import Pending, RowTable
     from cherenkov.experts.store import ExpertStore
 
 __all__ = ["Qwen4Exp"]
@@ -63,10 +63,12 @@ class Qwen4Exp(Generic[M, A]):
     def forward(self, rows: Rows[A], observe: Observer[A] | None = None) -> A:
         """Run rows through the trunk and commit them. Returns the wide residual, `[R, S*D]`."""
         wide = self.ops.embed(self.weights.embedding, rows.tokens)  # [R, S*D]
-        features, spans, layers = self._features(rows), rows.spans(), self.weights.layers
-        at = 0
+        features, awaited = self._features(rows)
+        spans, layers, at = rows.spans(), self.weights.layers, 0
         while at < len(layers):
-            until = len(layers) if observe is None else at + 1
+            if at in awaited:
+                features[at] = self.ops.array(awaited.pop(at).take())  # [R, P]
+            until = min(awaited, default=len(layers)) if observe is None else at + 1
             wide, ids, choice = self.ops.stretch(  # whole layers, while their experts are in memory
                 layers, range(at, until), wide, spans, features, self.experts
             )
@@ -132,15 +134,22 @@ class Qwen4Exp(Generic[M, A]):
         for table in self.tables.values():
             table.close()
 
-    def _features(self, rows: Rows[A]) -> dict[int, A]:
-        """N-gram features `[R, P]` of the layers that have any. They depend on tokens alone."""
-        features = {}
+    def _features(self, rows: Rows[A]) -> tuple[dict[int, A], dict[int, Pending]]:
+        """N-gram features `[R, P]` by layer: those at hand, and those whose rows are being read from now on.
+
+        They depend on tokens alone, so the first layers run meanwhile.
+        """
+        features, awaited = {}, {}
         for layer, hashed in self.weights.hashes.items():
             ids = [
                 hashed.rows(s.state.tokens, rows.tokens[s.start : s.stop]) for s in rows.segments
             ]
-            features[layer] = self.ops.array(self.tables[layer].gather(np.concatenate(ids)))
-        return features
+            pending = self.tables[layer].begin(np.concatenate(ids))
+            if self.tables[layer].on_disk:
+                awaited[layer] = pending
+            else:
+                features[layer] = self.ops.array(pending.take())
+        return features, awaited
 
     def _mixture(self, layer: Block[M, A], wide: A, choice: Choice) -> A:
         with self.experts.acquire(layer.index, choice.ids) as lease:  # finds and pins what is here
