@@ -36,7 +36,11 @@ __all__ = [
 DEFAULT_CONTEXT = 8192
 """Tokens of context when nobody asks for another number, within what the model was made for."""
 PREFILL_ROWS = 512
-"""Most rows of a prompt that go through the model at once."""
+"""Rows of a prompt that go through the model at once when every expert is in memory: more would not be faster."""
+_WIDER_ROWS = (2048, 1536, 1024)
+"""When experts are read from disk, a prompt in fewer chunks reads each of them less often."""
+_WIDER_SHARE = 8
+"""Those rows may take so much of the memory that is left: one part in eight."""
 _RESERVE_BYTES = {"adaptive": 512 * MIB, "max": 128 * MIB}
 """Left to the interpreter and to the rest of the machine when the pool takes what remains."""
 _WORKING_BYTES = 96 * MIB
@@ -156,11 +160,26 @@ def make_plan(
     if floor.total_bytes > memory.available_bytes:
         raise _refusal(demand, memory, floor, slots)
     if slots is not None:
-        return floor
+        return _widened(demand, memory, floor, memory.available_bytes - floor.total_bytes)
     assert isinstance(pool, str)
     room = memory.available_bytes - (floor.total_bytes - floor.pool_bytes) - _RESERVE_BYTES[pool]
     slots = min(demand.records, max(_smallest(demand), room // demand.stride_bytes))
-    return _assemble(demand, memory, context, slots)
+    plan = _assemble(demand, memory, context, slots)
+    wide = _widened(demand, memory, plan, plan.pool_bytes)
+    lost = -(-(wide.scratch_bytes - plan.scratch_bytes) // demand.stride_bytes)  # slots
+    if slots - lost < _smallest(demand):
+        return plan
+    return _assemble(demand, memory, context, slots - lost, wide.chunk_rows)
+
+
+def _widened(demand: Demand, memory: Memory, plan: Plan, room_bytes: int) -> Plan:
+    """The plan with the largest chunks that an eighth of `room_bytes` pays for, if experts stream."""
+    if plan.slots < demand.records:
+        for rows in _WIDER_ROWS:
+            wide = _assemble(demand, memory, plan.context_tokens, plan.slots, rows)
+            if (wide.scratch_bytes - plan.scratch_bytes) * _WIDER_SHARE <= room_bytes:
+                return wide
+    return plan
 
 
 def _smallest(demand: Demand) -> int:
@@ -194,8 +213,10 @@ def _fixed_slots(demand: Demand, pool: str | float) -> int | None:
     return min(slots, demand.records)
 
 
-def _assemble(demand: Demand, memory: Memory, context: int, slots: int) -> Plan:
-    rows = max(min(PREFILL_ROWS, context), 1)
+def _assemble(
+    demand: Demand, memory: Memory, context: int, slots: int, rows: int = PREFILL_ROWS
+) -> Plan:
+    rows = max(min(rows, context), 1)
     return Plan(
         dense_bytes=demand.dense_bytes,
         ngram_bytes=demand.ngram_bytes,

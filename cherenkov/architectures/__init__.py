@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from cherenkov.errors import UnsupportedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cherenkov.backends.base import Backend
     from cherenkov.checkpoint.inventory import Inventory
@@ -48,8 +48,20 @@ class Network(Protocol[A]):
     def new_state(self, context_tokens: int) -> State[A]:
         """An empty sequence that can grow to `context_tokens`."""
 
-    def forward(self, rows: Rows[A], observe: Observer[A] | None = None) -> A:
-        """Run rows through the trunk and commit them. Returns the residual."""
+    def forward(
+        self,
+        rows: Rows[A],
+        observe: Observer[A] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> A:
+        """Run rows through the trunk and commit them. Returns the residual.
+
+        Args:
+            rows: of one or several sequences.
+            observe: told the residual after each layer.
+            check: called between layers; may raise to stop. Then the rows are not committed, and their sequences are
+                as good as lost unless there is a snapshot to go back to.
+        """
 
     def logits(self, wide: A, rows: Sequence[int]) -> A:
         """Logits `[len(rows), V]` of chosen rows of a residual."""

@@ -78,7 +78,9 @@ def test_rows_that_pass_through_the_model(model, monkeypatch):
     network = model.responder.engine.network
     rows, forward = [], network.forward
     monkeypatch.setattr(
-        network, "forward", lambda given, *rest: (rows.append(len(given)), forward(given, *rest))[1]
+        network,
+        "forward",
+        lambda given, **rest: (rows.append(len(given)), forward(given, **rest))[1],
     )
     reply = session.send("And of Spain?")
     usage = reply.usage

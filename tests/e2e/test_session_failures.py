@@ -221,12 +221,12 @@ def test_cancelled_at_a_step(session, model, monkeypatch, steps):
     network, count = model.responder.engine.network, 0
     forward = network.forward
 
-    def cancelling(*arguments):
+    def cancelling(*arguments, **more):
         nonlocal count
         if count == steps:
             session.cancel()
         count += 1
-        return forward(*arguments)
+        return forward(*arguments, **more)
 
     with unharmed(session):
         monkeypatch.setattr(network, "forward", cancelling)
@@ -275,3 +275,23 @@ def test_the_first_turn_can_fail_too(model, monkeypatch):
             session.send(QUESTION)
         monkeypatch.undo()
         assert session.history == []
+
+
+def test_a_long_prompt_is_cancelled_between_layers(session, model, monkeypatch):
+    """Not only between chunks: a chunk may take a minute."""
+    ops = model.responder.engine.backend
+    layers, stretch = 0, ops.stretch
+
+    def counting(*arguments):
+        nonlocal layers
+        layers += 1
+        if layers == 2:
+            session.cancel()
+        return stretch(*arguments)
+
+    with unharmed(session):
+        monkeypatch.setattr(ops, "stretch", counting)
+        with pytest.raises(Cancelled):
+            session.send("many words " * 20, max_tokens=1)
+        monkeypatch.undo()
+    assert layers == 2

@@ -62,7 +62,26 @@ def test_adaptive_leaves_more_than_max():
     assert SIZES.top_k < adaptive.slots < most.slots < demand.records
     assert room - adaptive.total_bytes >= 512 * MIB
     assert room - most.total_bytes >= 128 * MIB
+    assert (
+        adaptive.chunk_rows == most.chunk_rows
+    )  # else the rows' scratch would be in the difference
     assert most.slots - adaptive.slots == pytest.approx(384 * MIB / 32_768, abs=1)
+
+
+def test_streamed_prompts_go_in_larger_chunks_where_memory_allows():
+    many = replace(DEMAND, records=10_000_000)
+    assert make_plan(DEMAND, memory(600 * GIB)).chunk_rows == 512  # every expert is in memory
+    found = {}
+    for room in (1, 2, 4, 8, 16, 64):
+        for pool in ("adaptive", 0.2):
+            plan = make_plan(many, memory(room * GIB), pool=pool)
+            found.setdefault(pool, []).append(plan.chunk_rows)
+            extra = (plan.chunk_rows - 512) * SIZES.row_scratch_bytes
+            left = plan.pool_bytes + extra if pool == "adaptive" else room * GIB - plan.total_bytes
+            assert extra * 8 <= left + extra
+            assert plan.total_bytes <= room * GIB
+    assert all(rows == sorted(rows) and rows[-1] == 2048 for rows in found.values())
+    assert make_plan(many, memory(64 * GIB), context_tokens=700).chunk_rows == 700
 
 
 def test_the_default_context_is_bounded_by_the_model():

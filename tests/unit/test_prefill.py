@@ -29,8 +29,9 @@ class Recorder:
         self.steps = []
         self.asked = []
 
-    def forward(self, rows):
+    def forward(self, rows, check):
         (segment,) = rows.segments
+        check()
         self.steps.append(rows.tokens.tolist())
         assert segment.stop == len(rows)
         return len(self.steps)

@@ -16,7 +16,7 @@ from cherenkov.backends.base import AttentionState, Backend, Block, Choice, Delt
 from cherenkov.state import Rows, State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cherenkov.architectures import Observer
     from cherenkov.architectures.qwen4_exp.config import Config
@@ -60,12 +60,19 @@ class Qwen4Exp(Generic[M, A]):
         """There is a draft head."""
         return self.weights.draft is not None
 
-    def forward(self, rows: Rows[A], observe: Observer[A] | None = None) -> A:
-        """Run rows through the trunk and commit them. Returns the wide residual, `[R, S*D]`."""
+    def forward(
+        self,
+        rows: Rows[A],
+        observe: Observer[A] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> A:
+        """Run rows through the trunk and commit them. Returns the wide residual, `[R, S*D]`. See `Network`."""
         wide = self.ops.embed(self.weights.embedding, rows.tokens)  # [R, S*D]
         features, awaited = self._features(rows)
         spans, layers, at = rows.spans(), self.weights.layers, 0
         while at < len(layers):
+            if check is not None:
+                check()
             if at in awaited:
                 features[at] = self.ops.array(awaited.pop(at).take())  # [R, P]
             until = min(awaited, default=len(layers)) if observe is None else at + 1
