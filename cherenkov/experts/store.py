@@ -17,6 +17,7 @@ import numpy as np
 
 from cherenkov.backends.base import ExpertPool, Ids, Wave
 from cherenkov.experts.lease import Lease
+from cherenkov.experts.lookahead import MOST_ROWS, Trial
 from cherenkov.experts.reads import LANDED
 from cherenkov.experts.recency import Recency
 from cherenkov.experts.slots import NOTHING, Slots
@@ -48,6 +49,7 @@ class ExpertStore:
         layers: record layers: the trunk's, then the draft head's.
         experts: experts a layer.
         eviction: makes what decides which records leave, for so many slots, layers and experts.
+        lookahead: read what the next layer will likely need: `on`, `off`, or `auto` for while it pays.
 
     Attributes:
         stats: what happened so far, in numbers.
@@ -63,6 +65,7 @@ class ExpertStore:
         experts: int,
         *,
         eviction: Callable[[int, int, int], Eviction] = Recency,
+        lookahead: str = "auto",
     ) -> None:
         self.pool = pool
         self.layers = layers
@@ -76,7 +79,9 @@ class ExpertStore:
         self._uses: list[tuple[int, Ids]] = []  # not told to the eviction yet; see `_settle`
         self._expected: dict[int, set[int]] = {}  # records that a prediction named, by layer
         self._lease: Lease | None = None
+        self._stepping = False
         self.most_ahead = min(_MOST_AHEAD, pool.slots // 4)
+        self._trial = Trial(lookahead)
 
     @property
     def slots(self) -> int:
@@ -101,6 +106,18 @@ class ExpertStore:
         """What happened so far, by layer and expert."""
         self._settle()
         return self._counts
+
+    def begin_step(self, rows: int) -> bool:
+        """A step of so many rows begins. Is it worth while to tell what layers will likely ask for (`expect`)?"""
+        self._stepping = (
+            rows <= MOST_ROWS and self.most_ahead > 0 and self.slots < self.layers * self.experts
+        )
+        return self._stepping and self._trial.begin()
+
+    def end_step(self) -> None:
+        """The step is over."""
+        if self._stepping:
+            self._trial.end()
 
     def acquire(self, layer: int, ids: Ids) -> Lease:
         """Lease the experts `ids` (`[R, K]`, or any shape for one row; repeats allowed) of a layer.
