@@ -260,6 +260,11 @@ class Backend(ABC, Generic[M, A]):
         x, gain = self.read_residual(read, wide)
         return _Routed(x, _present(gain), self.route(router, x))
 
+    def likely(self, read: GatedResidual[M, A], router: Router[M], wide: A) -> Ids:
+        """The ids `[R, K]` that `choose` would give for `wide`, which stays as it is. For guessing a later layer's."""
+        x, _ = self.read_residual(read, wide)
+        return self.route(router, x).ids
+
     def mixture(self, shared: SharedExpert[M], wide: A, choice: Choice, arrivals: Arrivals) -> A:
         """`experts`, `inject`: `wide` `[R, S*D]` after the experts of a choice. Uses the choice up. May reuse `wide`."""
         assert isinstance(choice, _Routed)

@@ -76,11 +76,10 @@ class Lease:
 
     def take_ready(self, experts: int) -> Wave:
         """A wave of what has landed; `experts` a layer. Only its slots are held from now on."""
-        records, slots = zip(*self.ready, strict=True)
-        self.ready.clear()
-        self.held = list(slots)
-        ids = np.array(records, dtype=np.int64) % experts
-        return Wave(ids.astype(np.int32), np.array(slots, dtype=np.int32))
+        ready, self.ready = self.ready, []
+        self.held = [slot for _, slot in ready]
+        ids = [record % experts for record, _ in ready]
+        return Wave(np.array(ids, dtype=np.int32), np.array(self.held, dtype=np.int32))
 
     def __enter__(self) -> Self:
         return self

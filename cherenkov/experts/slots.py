@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import numpy as np
 from cherenkov.experts.reads import LANDED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from numpy.typing import NDArray
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["NOTHING", "Coming", "Slots"]
 
 NOTHING = -1
+_MOST_RANKED = 32
 
 
 @dataclass(slots=True)
@@ -46,6 +48,15 @@ class Coming:
 class Slots:
     """Records in slots, and reads into slots that were emptied for them.
 
+    Args:
+        memory: uint8 `[slots, stride_bytes]`.
+        reader: the file.
+        layers: record layers.
+        experts: experts a layer.
+        eviction: decides which slots to empty.
+        stats: where to count.
+        tell: called before the eviction is asked, to tell it of all uses.
+
     Only the thread that owns the store calls this. A slot that a read is under way into is never a victim; it holds
     its record from the moment that `land` reports it.
 
@@ -67,8 +78,10 @@ class Slots:
         experts: int,
         eviction: Eviction,
         stats: ExpertStats,
+        tell: Callable[[], None],
     ) -> None:
         self.table: Ids = np.full((layers, experts), NOTHING, dtype=np.int32)
+        self._slot_of = self.table.reshape(-1)
         self.record_in: NDArray[np.int64] = np.full(len(memory), NOTHING, dtype=np.int64)
         self.coming: dict[int, Coming] = {}
         self.unasked: set[int] = set()
@@ -76,8 +89,11 @@ class Slots:
         self._reader = reader
         self._eviction = eviction
         self._stats = stats
+        self._tell = tell
         self._reads: Reads | None = None
         self._awaiting: dict[int, Coming] = {}  # by slot
+        self._ranked: deque[int] = deque()  # what the eviction would empty next, and
+        self._spared: set[int] = set()  # what was used since it said so
         self._settled: NDArray[np.bool_] = np.ones(len(memory), dtype=np.bool_)  # nothing coming
 
     @property
@@ -85,16 +101,28 @@ class Slots:
         """Reads under way that nobody has asked for yet."""
         return sum(not coming.required for coming in self.coming.values())
 
-    def vacate(self, count: int, kept: Iterable[int]) -> list[int]:
+    def vacate(self, count: int, kept: list[int]) -> list[int]:
         """Empty up to `count` slots, the least worth keeping first, none of `kept` and none that a record is coming to."""
-        allowed = self._settled.copy()
-        allowed[list(kept)] = False
-        slots: list[int] = self._eviction.victims(count, allowed).tolist()
+        slots = self._pick(count, kept)
+        if len(slots) < count:
+            self._rank(count - len(slots), [*kept, *slots])
+            slots += self._pick(count - len(slots), kept)
         for slot in slots:
             record = int(self.record_in[slot])
             if record != NOTHING:
                 self._empty(slot, record)
         return slots
+
+    def spare(self, slots: list[int]) -> None:
+        """These were used now: they are not among the next to be emptied, whatever the eviction said before."""
+        if self._ranked:
+            self._spared.update(slots)
+
+    def spare_experts(self, first_layer: int, ids: Ids) -> None:
+        """The same for experts in memory: `[n, R, K]` of layers from `first_layer` on."""
+        if self._ranked:
+            for table, each in zip(self.table[first_layer:], ids, strict=False):
+                self._spared.update(table.take(each).ravel().tolist())
 
     def fetch(
         self, records: list[int], slots: list[int], kind: ReadStats, *, required: bool
@@ -132,8 +160,8 @@ class Slots:
 
     def land(self, *, wait: bool) -> list[Coming]:
         """What has landed since the last call, in its slot from now on, or failed. See `Reads.landed`."""
-        begun = time.perf_counter()
         reads = self._living()
+        begun = time.perf_counter() if wait else 0.0
         landed = reads.landed(wait)
         if wait:
             self._stats.stall_s += time.perf_counter() - begun
@@ -150,6 +178,24 @@ class Slots:
             self._end(slot)
             self._eviction.left(slot)
 
+    def _pick(self, count: int, kept: list[int]) -> list[int]:
+        """Up to `count` of the ranked slots that may be emptied now."""
+        found: list[int] = []
+        while self._ranked and len(found) < count:
+            slot = self._ranked.popleft()
+            if slot not in self._spared and slot not in kept and slot not in self._awaiting:
+                found.append(slot)
+        return found
+
+    def _rank(self, count: int, kept: list[int]) -> None:
+        """Ask the eviction for the next victims. For several layers at a time: it looks at every slot."""
+        self._tell()
+        allowed = self._settled.copy()
+        allowed[kept] = False
+        count = max(count, min(_MOST_RANKED, len(allowed) // 8))
+        self._ranked.extend(self._eviction.victims(count, allowed).tolist())
+        self._spared.clear()
+
     def _take(self, slot: int, status: int, seconds: float) -> Coming:
         coming, size = self._awaiting[slot], self._reader.stride_bytes
         coming.status = status
@@ -164,14 +210,14 @@ class Slots:
         coming.kind.completed_bytes += size
         self._stats.read_bytes += size
         self.record_in[slot] = coming.record
-        self.table.flat[coming.record] = slot  # last: see the class
+        self._slot_of[coming.record] = slot  # last: see the class
         if not coming.required:
             self.unasked.add(coming.record)
         return coming
 
     def _empty(self, slot: int, record: int) -> None:
-        if self.table.flat[record] == slot:
-            self.table.flat[record] = NOTHING  # first: see the class
+        if self._slot_of[record] == slot:
+            self._slot_of[record] = NOTHING  # first: see the class
         self.record_in[slot] = NOTHING
         self._eviction.left(slot)
         if record in self.unasked:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from cherenkov.backends.base import Ids
 
+_MOST_NOTED = 1024
+
 __all__ = ["ExpertCounts", "ExpertStats", "ReadStats"]
 
 
@@ -110,7 +112,7 @@ class ExpertStats:
 
 
 class ExpertCounts:
-    """Counters by layer and expert, int64.
+    """Counters by layer and expert, int64. What is noted shows after `settle`, which counts many notes at a time.
 
     Attributes:
         rows: `[layers, experts]`, rows routed there.
@@ -124,9 +126,35 @@ class ExpertCounts:
         self.misses: NDArray[np.int64] = np.zeros((layers, experts), dtype=np.int64)
         self.predicted: NDArray[np.int64] = np.zeros((layers, experts), dtype=np.int64)
         self.asks: NDArray[np.int64] = np.zeros(layers, dtype=np.int64)
+        self._uses: list[tuple[int, Ids]] = []
+        self._missed: list[int] = []
+        self._predicted: list[int] = []
 
-    def add(self, first_layer: int, ids: Ids) -> None:
-        """Count rows of layers from `first_layer` on: `[n, R, K]`."""
+    def note(self, first_layer: int, ids: Ids) -> None:
+        """Rows were routed, `[n, R, K]` of layers from `first_layer` on."""
+        self._uses.append((first_layer, ids))
+        if len(self._uses) == _MOST_NOTED:
+            self.settle()
+
+    def note_misses(self, records: list[int]) -> None:
+        """Records were missing."""
+        self._missed += records
+
+    def note_predictions(self, records: list[int]) -> None:
+        """Records are read ahead."""
+        self._predicted += records
+
+    def settle(self) -> None:
+        """Count what was noted."""
+        uses, self._uses = self._uses, []
+        missed, self._missed = self._missed, []
+        predicted, self._predicted = self._predicted, []
+        for first_layer, ids in uses:
+            self._add(first_layer, ids)
+        np.add.at(self.misses.reshape(-1), missed, 1)
+        np.add.at(self.predicted.reshape(-1), predicted, 1)
+
+    def _add(self, first_layer: int, ids: Ids) -> None:
         count, rows, k = ids.shape
         layers = np.arange(first_layer, first_layer + count)
         np.add.at(self.rows, (layers[:, None, None], ids), 1)

@@ -17,6 +17,7 @@ import numpy as np
 
 from cherenkov.backends.base import ExpertPool, Ids, Wave
 from cherenkov.experts.lease import Lease
+from cherenkov.experts.lookahead import MOST_ROWS, Trial
 from cherenkov.experts.reads import LANDED
 from cherenkov.experts.recency import Recency
 from cherenkov.experts.slots import NOTHING, Slots
@@ -48,6 +49,7 @@ class ExpertStore:
         layers: record layers: the trunk's, then the draft head's.
         experts: experts a layer.
         eviction: makes what decides which records leave, for so many slots, layers and experts.
+        lookahead: read what the next layer will likely need: `on`, `off`, or `auto` for while it pays.
 
     Attributes:
         stats: what happened so far, in numbers.
@@ -63,6 +65,7 @@ class ExpertStore:
         experts: int,
         *,
         eviction: Callable[[int, int, int], Eviction] = Recency,
+        lookahead: str = "auto",
     ) -> None:
         self.pool = pool
         self.layers = layers
@@ -71,12 +74,16 @@ class ExpertStore:
         self.listener: Callable[[int, Ids], None] | None = None
         self._reader = reader
         self._eviction = eviction(pool.slots, layers, experts)
-        self._slots = Slots(pool.memory, reader, layers, experts, self._eviction, self.stats)
+        self._slots = Slots(
+            pool.memory, reader, layers, experts, self._eviction, self.stats, self._settle
+        )
         self._counts = ExpertCounts(layers, experts)
         self._uses: list[tuple[int, Ids]] = []  # not told to the eviction yet; see `_settle`
         self._expected: dict[int, set[int]] = {}  # records that a prediction named, by layer
         self._lease: Lease | None = None
+        self._stepping = False
         self.most_ahead = min(_MOST_AHEAD, pool.slots // 4)
+        self._trial = Trial(lookahead)
 
     @property
     def slots(self) -> int:
@@ -100,7 +107,20 @@ class ExpertStore:
     def counts(self) -> ExpertCounts:
         """What happened so far, by layer and expert."""
         self._settle()
+        self._counts.settle()
         return self._counts
+
+    def begin_step(self, rows: int) -> bool:
+        """A step of so many rows begins. Is it worth while to tell what layers will likely ask for (`expect`)?"""
+        self._stepping = (
+            rows <= MOST_ROWS and self.most_ahead > 0 and self.slots < self.layers * self.experts
+        )
+        return self._stepping and self._trial.begin()
+
+    def end_step(self) -> None:
+        """The step is over."""
+        if self._stepping:
+            self._trial.end()
 
     def acquire(self, layer: int, ids: Ids) -> Lease:
         """Lease the experts `ids` (`[R, K]`, or any shape for one row; repeats allowed) of a layer.
@@ -117,7 +137,9 @@ class ExpertStore:
         if self._slots.coming or self._slots.unasked or self._expected:
             self._confront(layer, distinct)
         slots = self._slots.table[layer].take(distinct)
-        if NOTHING not in slots.tolist():
+        listed = slots.tolist()
+        self._slots.spare(listed)
+        if NOTHING not in listed:
             self.stats.hits += len(distinct)
             self._lease = Lease(self, self.stats.demand, Wave(distinct, slots))
         else:
@@ -143,13 +165,12 @@ class ExpertStore:
         count = min(len(missing), self.most_ahead - self._slots.ahead)
         if count <= 0:
             return
-        self._settle()
         kept = [slot for slot in slots if slot != NOTHING]
         if self._lease is not None:
             kept += self._lease.kept
         emptied = self._slots.vacate(count, kept)
         missing = missing[: len(emptied)]
-        self._counts.predicted.reshape(-1)[missing] += 1
+        self._counts.note_predictions(missing)
         self._slots.fetch(missing, emptied, self.stats.prediction, required=False)
 
     def used(self, first_layer: int, ids: Ids) -> None:
@@ -161,6 +182,7 @@ class ExpertStore:
             for i in range(count):
                 self._confront(first_layer + i, _distinct(ids[i]))
         self._note(first_layer, ids)
+        self._slots.spare_experts(first_layer, ids)
         self.stats.hits += ids.size if rows == 1 else sum(len(np.unique(each)) for each in ids)
 
     def close(self) -> None:
@@ -199,7 +221,7 @@ class ExpertStore:
         self.stats.hits += len(distinct) - len(records)
         self.stats.misses += len(records)
         self.stats.joined += len(joined)
-        self._counts.misses.reshape(-1)[records] += 1
+        self._counts.note_misses(records)
         if joined:
             self._slots.require(joined)
         self._place(lease)
@@ -209,7 +231,6 @@ class ExpertStore:
         """Begin the reads for which slots can be emptied."""
         if not lease.unplaced:
             return
-        self._settle()
         slots = self._slots.vacate(len(lease.unplaced), lease.kept)
         if len(slots) < len(lease.unplaced) and self._slots.coming:
             self._slots.cancel_predictions()
@@ -262,7 +283,7 @@ class ExpertStore:
         uses, self._uses = self._uses, []
         for first_layer, ids in _runs(uses):
             self._eviction.used(first_layer, ids)
-            self._counts.add(first_layer, ids)
+            self._counts.note(first_layer, ids)
 
 
 def _distinct(ids: Ids) -> Ids:

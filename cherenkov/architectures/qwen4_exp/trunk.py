@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 
 from cherenkov.backends.base import AttentionState, Backend, Block, Choice, DeltaNet, PleState
+from cherenkov.experts.lookahead import NextRouter
 from cherenkov.state import Rows, State
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from cherenkov.architectures import Observer
     from cherenkov.architectures.qwen4_exp.config import Config
     from cherenkov.architectures.qwen4_exp.weights import Weights
+    from cherenkov.experts.lookahead import Predictor
     from cherenkov.experts.rows import Pending, RowTable
     from cherenkov.experts.store import ExpertStore
 
@@ -39,6 +41,9 @@ class Qwen4Exp(Generic[M, A]):
         weights: the resident part, placed on `ops`.
         experts: where routed experts come from; its layers are the trunk's, then the draft head's.
         tables: the n-gram table of each layer that has one.
+
+    Attributes:
+        predict: guesses the next layer's experts, where not all are in memory.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Qwen4Exp(Generic[M, A]):
         self.weights = weights
         self.experts = experts
         self.tables = tables
+        self.predict: Predictor = NextRouter(ops)
 
     @property
     def drafts(self) -> bool:
@@ -70,22 +76,27 @@ class Qwen4Exp(Generic[M, A]):
         wide = self.ops.embed(self.weights.embedding, rows.tokens)  # [R, S*D]
         features, awaited = self._features(rows)
         spans, layers, at = rows.spans(), self.weights.layers, 0
+        ahead = self.experts.begin_step(len(rows.tokens))  # look ahead in this step?
+        singly = ahead or observe is not None
         while at < len(layers):
             if check is not None:
                 check()
             if at in awaited:
                 features[at] = self.ops.array(awaited.pop(at).take())  # [R, P]
-            until = min(awaited, default=len(layers)) if observe is None else at + 1
+            until = at + 1 if singly else min(awaited, default=len(layers))
             wide, ids, choice = self.ops.stretch(  # whole layers, while their experts are in memory
                 layers, range(at, until), wide, spans, features, self.experts
             )
             self.experts.used(at, ids)
             at += len(ids)
             if choice is not None:
-                wide = self._mixture(layers[at], wide, choice)
+                wide = self._mixture(layers[at], wide, choice, ahead=ahead)
                 at += 1
+            elif ahead:
+                self._foresee(at, wide)
             if observe is not None:
                 observe(f"layer {at - 1}", wide)
+        self.experts.end_step()
         rows.commit()
         return wide
 
@@ -158,9 +169,16 @@ class Qwen4Exp(Generic[M, A]):
                 features[layer] = self.ops.array(pending.take())
         return features, awaited
 
-    def _mixture(self, layer: Block[M, A], wide: A, choice: Choice) -> A:
+    def _mixture(self, layer: Block[M, A], wide: A, choice: Choice, *, ahead: bool = False) -> A:
         with self.experts.acquire(layer.index, choice.ids) as lease:  # finds and pins what is here
+            if ahead:  # behind the reads that this layer waits for
+                self._foresee(layer.index + 1, wide)
             return self.ops.mixture(layer.shared, wide, choice, lease)  # then the rest as it lands
+
+    def _foresee(self, index: int, wide: A) -> None:
+        """Let the store read what a layer will likely ask for."""
+        if index < len(self.weights.layers):
+            self.experts.expect(index, self.predict(self.weights.layers[index], wide))
 
     def _attention_state(self, tokens: int) -> AttentionState[A]:
         c = self.config
