@@ -64,8 +64,8 @@ def test_going_back_from_the_middle_of_a_step(engine):
         if len(layers) == 5:
             raise ZeroDivisionError
 
+    rows = Rows([(state, [5, 6, 7])])
     with pytest.raises(ZeroDivisionError):
-        rows = Rows([(state, [5, 6, 7])])
         engine.network.forward(rows, lambda *layer: layers.append(layer), fail)
     state.restore(point, engine.backend)
     assert np.array_equal(run(engine, state, [9]), fresh(engine, PROMPT, [9]))
