@@ -218,3 +218,17 @@ def test_the_unseen_text_is_long_enough_and_plain(harness):
         str(FOLDER.parent / "cherenkov" / "demo" / "tokenizer.json")
     )
     assert 400 <= len(tokenizer.encode(text).ids) <= 4096
+
+
+def test_policies_are_judged_against_the_optimum(harness, tiny, tmp_path):
+    module = harness("policies")
+    store = prepare(tiny[2], tmp_path / "store")
+    with Model.load(store, backend="reference", context_tokens=128, pool="max") as model:
+        trace = module.recorded(model, module._babble, 0, 8)
+        assert model.experts.listener is None
+    assert [len(step) for step in trace.steps()] == [4] * 8  # a prompt, and seven tokens after
+    judged = module.judge(trace)
+    for row in judged.values():
+        rates = [row[name]["hit_rate"]["value"] for name in module.POLICIES]
+        assert max(rates) <= row["optimum"]["hit_rate"]["value"]
+    assert len(module.rows({"babble": judged})) == len(module.RESIDENCY) + 1
