@@ -151,9 +151,9 @@ def _packed(
         target = Path(output).expanduser()
     except RuntimeError as error:  # there is no such user
         raise ConfigError("output", os.fspath(output), str(error)) from None
+    if is_file(folder / MANIFEST):
+        raise ConfigError("output", os.fspath(output), f"{folder} is a store already")
     if not is_checkpoint(folder):
-        if is_store(folder):
-            raise ConfigError("output", os.fspath(output), f"{folder} is a store already")
         raise _not_found(source, folder)
     checkpoint = open_source(folder, on_event)
     return pack(checkpoint, target, bits=bits, threads=threads, on_event=on_event)

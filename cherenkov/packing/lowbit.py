@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cherenkov.checkpoint.documents import is_there, parse_object, read_bytes
+from cherenkov.checkpoint.documents import is_there, read_bytes
 from cherenkov.checkpoint.shards import vetted
 from cherenkov.errors import ConfigError, CorruptModel, ModelNotFound, UnsupportedModel
 from cherenkov.packing.integrity import Integrity, checksum
@@ -138,15 +138,12 @@ def open_lowbit(store: PackedStore, bits: int) -> LowBit:
         )
     beside = vetted(store.path, names.integrity)
     summed = Integrity.from_bytes(beside, read_bytes(beside))
-    found = parse_object(path, text)
     if summed.files.get(names.manifest) != checksum(text):
         raise CorruptModel(path, "its checksum does not match", hint=hint)
     if summed.options.get("base") != base_mark(store):
         raise CorruptModel(path, "was made from other experts than the store's", hint=hint)
     derivation = str(summed.options.get("derivation"))
-    if derivation not in DERIVATIONS or found != parse_object(
-        path, document(layout, store.records, derivation)
-    ):
+    if derivation not in DERIVATIONS or text != document(layout, store.records, derivation):
         raise CorruptModel(path, "contradicts manifest.json", hint=hint)
     if len(summed.records) != store.records:
         raise CorruptModel(beside, "does not cover the records of the manifest", hint=hint)

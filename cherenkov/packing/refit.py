@@ -37,8 +37,11 @@ __all__ = ["maps", "refit_codes", "refit_values"]
 _CODES = 16
 _NEAR = 1e-4
 """Less than half the distance between any two crossings of lines in `maps`."""
-_GROUPS = 2048
-"""Groups worked on at a time: few enough for the cache."""
+_GROUPS = 128
+_MAPS = 128
+"""Groups and maps multiplied at a time. Any more, and OpenBLAS would start threads of its own under each of ours."""
+_VALUES = 1024
+"""Groups of values worked on at a time: few enough for the cache."""
 _CLIPS = {2: (1.0, 0.85, 0.7, 0.55), 3: (1.0, 0.92, 0.84, 0.72)}
 """Of the range between a group's extremes, the parts that alternation begins with."""
 _ROUNDS = 6
@@ -110,8 +113,8 @@ def refit_values(values: Floats, bits: int, group: int) -> Quantised:
     groups = np.ascontiguousarray(values, np.float32).reshape(-1, group)
     levels = np.empty(groups.shape, np.uint8)
     pair = np.empty((2, len(groups)), np.uint16)
-    for start in range(0, len(groups), _GROUPS):
-        block = slice(start, start + _GROUPS)
+    for start in range(0, len(groups), _VALUES):
+        block = slice(start, start + _VALUES)
         scale, bias = _alternated(groups[block], bits)
         pair[:, block] = _rounded(scale, bias)
         levels[block] = _nearest(groups[block], pair[:, block], bits)
@@ -124,14 +127,11 @@ def _best_maps(
     """For groups `[G, n]`: the level of each code, `[G, 16]`, and BF16 scale and bias `[2, G]`."""
     count, size = codes.shape
     places = codes + np.arange(0, count * _CODES, _CODES, dtype=np.int64)[:, None]
-    histogram = np.bincount(places.reshape(-1), minlength=count * _CODES)
-    histogram = histogram.reshape(count, _CODES).astype(np.float32)
+    counts = np.bincount(places.reshape(-1), minlength=count * _CODES)
+    histogram: Floats = counts.reshape(count, _CODES).astype(np.float32)
     means = histogram @ np.arange(_CODES, dtype=np.float32) / size  # of the codes
-    sums, squares, products = _moments(bits)
-    sum_of, square_of = histogram @ sums, histogram @ squares  # [G, M]
-    cov = histogram @ products
+    sum_of, var, cov = (_product(histogram, of) for of in _moments(bits))  # [G, M]
     cov -= means[:, None] * sum_of
-    var = square_of
     var -= sum_of * (sum_of / np.float32(size))
     np.maximum(var, _LEAST_VARIANCE, out=var)
     best = (cov * cov / var).argmax(axis=1)
@@ -142,6 +142,14 @@ def _best_maps(
     pair = _rounded(slope * scale, start * scale + bias)
     values = np.arange(_CODES, dtype=np.float32) * scale[:, None] + bias[:, None]
     return _nearest(values, pair, bits), pair
+
+
+def _product(histogram: Floats, of: Floats) -> Floats:
+    product = np.empty((len(histogram), of.shape[1]), np.float32)
+    for start in range(0, of.shape[1], _MAPS):
+        block = slice(start, start + _MAPS)
+        np.matmul(histogram, of[:, block], out=product[:, block])
+    return product
 
 
 @functools.cache
