@@ -145,9 +145,7 @@ class Model:
             "check_records": check_records,
         }
         settings = load_settings(**{k: v for k, v in asked.items() if v is not None})
-        store = PackedStore.open(locate(selector, on_event))
-        if settings.experts is not None:
-            store = at_precision(store, settings.experts)
+        store = at_precision(PackedStore.open(locate(selector, on_event)), settings.experts)
         options = Options(settings.threads, settings.precision, settings.isa)
         made = create(settings.backend, options)
         try:

@@ -153,15 +153,15 @@ def open_lowbit(store: PackedStore, bits: int) -> LowBit:
     return LowBit(bits, experts, layout, derivation, origin, summed.records)
 
 
-def at_precision(store: PackedStore, bits: int) -> PackedStore:
-    """The same store with all routed experts in `bits` bits: its own, or those that were made from them.
+def at_precision(store: PackedStore, bits: int | None) -> PackedStore:
+    """The same store with all routed experts in `bits` bits: its own, or those that were made from them. None is its own.
 
     Raises:
         ModelError, ConfigError, DiskError: as `open_lowbit`.
         UnsupportedModel: if they lie in the Rust engine's order, which nothing here computes with.
     """
     section = store.manifest.experts
-    if bits == section.layout.bits:
+    if bits is None or bits == section.layout.bits:
         return store
     low = open_lowbit(store, bits)
     if low.derivation != REFIT:
