@@ -30,14 +30,14 @@ _STYLE: dict[Any, Any] = {
 
 def write(run: dict[str, Any], folder: Path = IMAGES) -> list[Path]:
     """Draw what the run has. Returns the files written."""
-    makers = {"engines": _engines, "context": _context, "experts": _experts}
+    makers = {"engines": _engines, "context": _context, "experts": _experts, "rates": _rates}
     written = []
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(_STYLE):
         for section, draw in makers.items():
             if section not in run:
                 continue
-            path = folder / f"cpu-{section}.svg"
+            path = folder / f"{run['kind']}-{section}.svg"
             figure = draw(run)
             figure.savefig(path, metadata={"Date": None}, facecolor="white")
             path.write_text("\n".join(line.rstrip() for line in path.read_text().split("\n")))
@@ -96,6 +96,28 @@ def _experts(run: dict[str, Any]) -> Figure:
     axes.set_xlabel("experts a layer, of which 8 are used")
     axes.set_title("decode, tokens per second", fontsize=10)
     axes.legend(frameon=False)
+    return figure
+
+
+def _rates(run: dict[str, Any]) -> Figure:
+    """Hit rate against the size of the pool: a panel a workload, a line a policy, the optimum on top."""
+    colours = {"optimum": "#24292f", "periodic": _OURS, "frequency": _SECOND, "lru": _OTHERS}
+    panels = len(run["rates"])
+    figure = Figure(figsize=(10, 2.6 * -(-panels // 4)), layout="constrained")
+    grid = figure.subplots(-(-panels // 4), min(panels, 4), sharex=True, sharey=True, squeeze=False)
+    # A column a kind of work, a row a number of requests.
+    for axes, (workload, sizes) in zip(grid.T.flat, run["rates"].items(), strict=True):
+        percents = [int(percent) for percent in sizes]
+        for name, colour in colours.items():
+            rates = [row[name]["hit_rate"]["value"] for row in sizes.values()]
+            style = "--" if name == "optimum" else "-"
+            axes.plot(percents, rates, "o" + style, color=colour, label=name, markersize=3)
+        axes.set_xticks(percents)
+        axes.set_ylim(0, 100)
+        axes.set_title(workload, fontsize=9)
+    grid[0][0].legend(frameon=False, fontsize=8)
+    figure.supxlabel("experts in memory, %", fontsize=9)
+    figure.supylabel("hits of decoding, %", fontsize=9)
     return figure
 
 

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["GEOMETRIES", "Geometry", "write_model"]
+__all__ = [
+    "GEOMETRIES",
+    "Geometry",
+    "dense_tensor",
+    "model_config",
+    "write_model",
+    "write_tokenizer",
+]
 
 SHARD_BYTES = 1_000_000_000
 _BLOCK = 1 << 22  # values drawn at a time
@@ -181,7 +188,7 @@ def _tensors(raw: dict[str, Any]) -> Iterator[_Tensor]:
     config = parse(raw)
     parts = inventory(config)
     for spec in parts.dense:
-        yield _dense(spec, config)
+        yield dense_tensor(spec, config)
     for expert in parts.experts:
         prefix = _official(expert.prefix).removesuffix("switch_mlp") + "experts"
         rows = (expert.experts, 2 * expert.inter, expert.hidden)
@@ -200,7 +207,7 @@ def _official(name: str) -> str:
     return name.replace("language_model.model.", "model.language_model.", 1)
 
 
-def _dense(spec: TensorSpec, config: Config) -> _Tensor:
+def dense_tensor(spec: TensorSpec, config: Config) -> _Tensor:
     name = _official(spec.name)
     if spec.role is Role.HASH:
         return _Tensor(name, spec.shape, values=_hash_values(name, config))
@@ -315,12 +322,12 @@ def write_model(folder: Path, geometry: Geometry, seed: int = 0) -> Path:
     total = sum(t.size_bytes for shard in shards for t in shard)
     index = {"metadata": {"total_size": total}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    _write_tokenizer(folder, geometry.vocab)
+    write_tokenizer(folder, geometry.vocab)
     marker.write_text(json.dumps(stamp))
     return folder
 
 
-def _write_tokenizer(folder: Path, vocab: int) -> None:
+def write_tokenizer(folder: Path, vocab: int) -> None:
     """A byte-level tokenizer that merges two zero bytes and nothing else: n ASCII letters are n tokens.
 
     The one merge is there because llama.cpp takes no tokenizer without.

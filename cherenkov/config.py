@@ -43,10 +43,12 @@ class Settings(BaseModel):
     """Longest sequence; None for the model's or the library's default."""
     pool: str | float = "adaptive"
     """Memory for experts: `adaptive`, `max`, or GB."""
+    experts: int | None = Field(default=None, ge=2, le=16)
+    """Bits of the routed experts; None for those of the store, 3 or 2 for what was made from them."""
     check_records: Literal["first", "always", "never"] = "first"
     """Compare the checksum of a record that is read: the first time, each time, or never."""
 
-    @field_validator("threads", "context_tokens", mode="before")
+    @field_validator("threads", "context_tokens", "experts", mode="before")
     @classmethod
     def _not_a_truth_value(cls, value: object) -> object:
         if isinstance(value, bool):

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from cherenkov.architectures import family_of
 from cherenkov.budget import demand_of, smallest_plan
-from cherenkov.errors import ModelNotFound
+from cherenkov.checkpoint.documents import is_there
+from cherenkov.errors import ConfigError, ModelError, ModelNotFound
+from cherenkov.packing.lowbit import WIDTHS, Names, open_lowbit
 from cherenkov.packing.plan import make_plan
 from cherenkov.packing.store import PackedStore
 from cherenkov.preparation import demo_folder, expanded, is_checkpoint, is_store, open_source
@@ -30,8 +32,8 @@ def inspect(path: str | os.PathLike[str], *, bits: int | None = None) -> dict[st
 
     Returns:
         `kind` (store or checkpoint), `architecture`, `parameters`, `tensors`, `layers`, `experts`, `draft_head`,
-        `bytes` by part, `memory` (the smallest that works), and for a checkpoint `source` and `preparing`: what
-        it comes as and what preparing would write.
+        `bytes` by part, `memory` (the smallest that works); for a store `lower_experts`, those in fewer bits; for a
+        checkpoint `source` and `preparing`: what it comes as and what preparing would write.
 
     Raises:
         ModelNotFound, UnsupportedModel, CorruptModel, DiskError: as the trouble is.
@@ -51,7 +53,26 @@ def _store(folder: Path) -> dict[str, Any]:
         "path": str(store.path),
         **_model(store.config, store.manifest),
         "verifiable": store.integrity is not None,
+        "lower_experts": _lower(store),
     }
+
+
+def _lower(store: PackedStore) -> list[dict[str, Any]]:
+    """Experts in fewer bits beside the store's own, or what is wrong with them."""
+    found: list[dict[str, Any]] = []
+    for bits in WIDTHS:
+        if not is_there(store.path / Names.of(bits).experts):
+            continue
+        try:
+            low = open_lowbit(store, bits)
+        except (ModelError, ConfigError) as error:
+            found.append({"bits": bits, "problem": str(error)})
+            continue
+        size = store.records * low.layout.stride_bytes
+        found.append(
+            {"bits": bits, "derivation": low.derivation, "origin": low.origin, "bytes": size}
+        )
+    return found
 
 
 def _checkpoint(folder: Path, bits: int | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from cherenkov.config import load_settings
 from cherenkov.errors import RequestError
 from cherenkov.events import Listener, ignore
 from cherenkov.generate import admit, generate
+from cherenkov.packing.lowbit import at_precision
 from cherenkov.packing.store import PackedStore
 from cherenkov.preparation import locate
 from cherenkov.reading import Reader
@@ -104,6 +105,7 @@ class Model:
         backend: str = "",
         context_tokens: int | None = None,
         pool: str | float | None = None,
+        experts: int | None = None,
         threads: int | None = None,
         precision: str | None = None,
         isa: str | None = None,
@@ -118,6 +120,7 @@ class Model:
             backend: `auto`, `native`, `reference`.
             context_tokens: longest sequence, in tokens.
             pool: memory for experts: `"adaptive"`, `"max"`, or GB.
+            experts: bits of the routed experts: 3 or 2 for those that `prepare` made from the store's.
             threads: compute threads, 0 for one a core.
             precision: of activations inside matrix products: `float32`, `bf16`, `int16`, `int8`.
             isa: instruction set of the native backend.
@@ -135,13 +138,14 @@ class Model:
             "backend": backend or None,
             "context_tokens": context_tokens,
             "pool": pool,
+            "experts": experts,
             "threads": threads,
             "precision": precision,
             "isa": isa,
             "check_records": check_records,
         }
         settings = load_settings(**{k: v for k, v in asked.items() if v is not None})
-        store = PackedStore.open(locate(selector, on_event))
+        store = at_precision(PackedStore.open(locate(selector, on_event)), settings.experts)
         options = Options(settings.threads, settings.precision, settings.isa)
         made = create(settings.backend, options)
         try:

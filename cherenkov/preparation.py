@@ -5,17 +5,22 @@ from __future__ import annotations
 import importlib.resources
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cherenkov.architectures import family_of
 from cherenkov.checkpoint.documents import CONFIG_LIMIT_BYTES, is_file, read_object
 from cherenkov.checkpoint.shards import fingerprint, has_draft_head
 from cherenkov.checkpoint.source import Checkpoint, open_checkpoint
 from cherenkov.config import load_settings
-from cherenkov.errors import ConfigError, ModelNotFound
+from cherenkov.errors import ConfigError, DiskError, ModelError, ModelNotFound
 from cherenkov.events import Listener, Note, ignore
+from cherenkov.packing.lowbit import REFIT, WIDTHS
+from cherenkov.packing.lower import lower
 from cherenkov.packing.pack import pack
-from cherenkov.packing.store import MANIFEST
+from cherenkov.packing.store import MANIFEST, PackedStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "DEMO",
@@ -89,19 +94,25 @@ def open_source(folder: Path, on_event: Listener = ignore) -> Checkpoint:
 
 def prepare(
     source: str | os.PathLike[str],
-    output: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
     *,
     bits: int | None = None,
+    experts: Iterable[int] = (),
+    lowbit: str = REFIT,
     threads: int = 0,
     on_event: Listener = ignore,
 ) -> Path:
-    """Turn a checkpoint into a packed store.
+    """Turn a checkpoint into a packed store, or add experts of fewer bits to a store.
 
     Args:
-        source: the folder of a Hugging Face or MLX checkpoint, or `"demo"`.
-        output: the store's folder, which must not hold anything else.
+        source: the folder of a Hugging Face or MLX checkpoint, or `"demo"`; to add experts, also that of a store.
+        output: the store's folder, which must not hold anything else. None adds `experts` to the store that `source`
+            names, as `Model.load` finds it.
         bits: of the experts and projections: 4, 8, or 16 to leave BF16 as it is; None takes what the checkpoint
             comes quantised to, or else 4.
+        experts: widths that routed experts should be there in, such as `(4, 3, 2)`: the store's own is there anyway, 3
+            and 2 are made from it, or from the checkpoint if that is BF16 and still there.
+        lowbit: how: `refit` minimises the error; `truncate` gives the Rust engine's files, which only it computes with.
         threads: workers, 0 for one a core.
         on_event: told of progress and choices.
 
@@ -113,15 +124,76 @@ def prepare(
         ConfigError: an option makes no sense, or `output` is no place for a store.
         DiskError: no space, or the system refused to read or write.
     """
+    widths = tuple(experts)
+    if output is None:
+        if not widths:
+            raise ConfigError("output", None, "give the folder that the store will be")
+        if bits is not None:
+            raise ConfigError("bits", bits, "the store is there already: only experts are added")
+        store = locate(source, on_event)
+    else:
+        store = _packed(source, output, bits, threads, on_event)
+    if widths:
+        _add_experts(PackedStore.open(store), widths, lowbit, threads, on_event)
+    return store
+
+
+def _packed(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    bits: int | None,
+    threads: int,
+    on_event: Listener,
+) -> Path:
+    """A checkpoint as a store."""
     folder = demo_folder() if os.fspath(source) == DEMO else expanded(source)
     try:
         target = Path(output).expanduser()
     except RuntimeError as error:  # there is no such user
         raise ConfigError("output", os.fspath(output), str(error)) from None
+    if is_file(folder / MANIFEST):
+        raise ConfigError("output", os.fspath(output), f"{folder} is a store already")
     if not is_checkpoint(folder):
         raise _not_found(source, folder)
     checkpoint = open_source(folder, on_event)
     return pack(checkpoint, target, bits=bits, threads=threads, on_event=on_event)
+
+
+def _add_experts(
+    store: PackedStore, widths: tuple[int, ...], lowbit: str, threads: int, on_event: Listener
+) -> None:
+    """Make what is missing of the widths that a store should have."""
+    own = store.expert_layout.bits
+    for bits in widths:
+        if bits != own and bits not in WIDTHS:
+            raise ConfigError("experts", bits, f"must be {own}, as the store is, or 3 or 2")
+    lower_widths = [bits for bits in widths if bits != own]
+    if lower_widths:
+        source = _source_of(store) if lowbit == REFIT else None
+        if source is not None:
+            on_event(Note(f"experts of fewer bits are made from the BF16 ones in {source.folder}"))
+        lower(
+            store.path,
+            lower_widths,
+            derivation=lowbit,
+            source=source,
+            threads=threads,
+            on_event=on_event,
+        )
+
+
+def _source_of(store: PackedStore) -> Checkpoint | None:
+    """The checkpoint that a store was prepared from, if it is BF16, still there, and the same."""
+    folder = Path(store.manifest.source_dir)
+    try:
+        if store.integrity is None or not is_checkpoint(folder):
+            return None
+        if fingerprint(folder) != store.integrity.fingerprint:
+            return None
+        checkpoint = open_source(folder)
+    except (ModelError, DiskError):
+        return None  # no longer of use; the store's own experts always are
+    return checkpoint if checkpoint.expert_format is None else None
 
 
 def _prepared(folder: Path, name: str, on_event: Listener) -> Path:

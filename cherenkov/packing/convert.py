@@ -13,11 +13,12 @@ from cherenkov.checkpoint import affine
 from cherenkov.checkpoint.affine import HostMatrix
 from cherenkov.checkpoint.matrices import StoredMatrix, nonfinite_row
 from cherenkov.errors import CorruptModel, DiskError
+from cherenkov.packing.durable import flush
 from cherenkov.packing.integrity import checksum, record_checksum
 from cherenkov.packing.plan import ngram_block_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from cherenkov.packing.layout import NgramLayout
     from cherenkov.packing.plan import DenseItem, Part, Plan
 
-__all__ = ["Converter", "OutputFile", "Quantiser"]
+__all__ = ["Converter", "OutputFile", "Quantiser", "flush_all"]
 
 _MATRICES = ("gate", "up", "down")
 Locate = Callable[[int], tuple["Stored", str]]
@@ -70,9 +71,26 @@ class OutputFile:
         except OSError as error:
             raise DiskError.wrap(error, self.path, "write") from error
 
+    def flush(self) -> None:
+        """Force what was written onto the disk.
+
+        Raises:
+            DiskError: if the system refuses.
+        """
+        try:
+            flush(self.descriptor)
+        except OSError as error:
+            raise DiskError.wrap(error, self.path, "flush") from error
+
     def close(self) -> None:
         """Close it. Whoever needs it on the disk has flushed it before."""
         os.close(self.descriptor)
+
+
+def flush_all(files: Iterable[OutputFile]) -> None:
+    """Force what was written to some files onto the disk. Raises as `OutputFile.flush`."""
+    for file in files:
+        file.flush()
 
 
 class Converter:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +17,14 @@ import xxhash
 from cherenkov.checkpoint import affine
 from cherenkov.checkpoint.shards import fingerprint
 from cherenkov.errors import Cancelled, ConfigError, CorruptModel, DiskError
-from cherenkov.events import Listener, Note, Progress, ignore
+from cherenkov.events import Listener, Note, ignore
 from cherenkov.packing import integrity as checksums
 from cherenkov.packing.companions import companions
-from cherenkov.packing.convert import Converter, OutputFile, Quantiser
-from cherenkov.packing.durable import FolderLock, flush, require_space, write_file
+from cherenkov.packing.convert import Converter, OutputFile, Quantiser, flush_all
+from cherenkov.packing.durable import FolderLock, require_space, write_file
 from cherenkov.packing.integrity import Integrity, NgramBlocks, checksum
 from cherenkov.packing.journal import Journal
+from cherenkov.packing.meter import Meter
 from cherenkov.packing.parallel import in_parallel
 from cherenkov.packing.plan import Plan, make_plan, ngram_block_rows
 from cherenkov.packing.store import DENSE, EXPERTS, MANIFEST
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from cherenkov.checkpoint.source import Checkpoint
-    from cherenkov.packing.plan import Part
 
 __all__ = ["AT_RISK_BYTES", "pack"]
 
@@ -46,7 +45,6 @@ AT_RISK_BYTES = 512 * MIB
 _RESERVE_BYTES = 2 * GB
 _READ_BYTES = 8 * MIB
 _MOST_THREADS = 32  # each holds about 25 MB; together they stay well under 1.5 GB
-_REPORT_S = 0.1
 
 
 def pack(  # noqa: PLR0913 - options, each by its name
@@ -190,18 +188,18 @@ class _Job:
                 quantise=quantise,
                 allow_nonfinite=self.space.key["allow_nonfinite"],
             )
-            meter = _Meter(sum(parts[index].out_bytes for index in todo), self.on_event)
+            meter = Meter(sum(parts[index].out_bytes for index in todo), self.on_event)
             at_risk = 0
             for index, sums in in_parallel(threads, todo, lambda i: converter.run(parts[i])):
                 done[index] = sums
                 journal.add(index, sums)
                 at_risk += parts[index].out_bytes
                 if at_risk >= self.at_risk_bytes:
-                    _flush(files)
+                    flush_all(files.values())
                     journal.commit()
                     at_risk = 0
-                meter.add(parts[index])
-            _flush(files)
+                meter.add(parts[index].stage, parts[index].out_bytes)
+            flush_all(files.values())
         return done
 
     def _lengths(self) -> Iterator[tuple[str, int]]:
@@ -259,28 +257,3 @@ class _Job:
         except OSError as error:
             raise DiskError.wrap(error, path, "read") from error
         return sums
-
-
-class _Meter:
-    """Turns finished parts into progress events, a few a second."""
-
-    def __init__(self, total_bytes: int, on_event: Listener) -> None:
-        self._total = total_bytes
-        self._done = 0
-        self._on_event = on_event
-        self._begin = self._last = time.monotonic()
-
-    def add(self, part: Part) -> None:
-        self._done += part.out_bytes
-        now = time.monotonic()
-        if self._done >= self._total or now - self._last >= _REPORT_S:
-            self._last = now
-            self._on_event(Progress(part.stage, self._done, self._total, now - self._begin))
-
-
-def _flush(files: Mapping[str, OutputFile]) -> None:
-    for file in files.values():
-        try:
-            flush(file.descriptor)
-        except OSError as error:
-            raise DiskError.wrap(error, file.path, "flush") from error

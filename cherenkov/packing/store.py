@@ -51,15 +51,23 @@ class PackedStore:
         config: config.json, parsed.
         manifest: manifest.json, parsed and checked.
         integrity: integrity.json, or None for a store that has no checksums.
+        experts_file: the file of expert records that manifest and integrity speak of.
     """
 
     def __init__(
-        self, path: Path, config: dict[str, Any], manifest: Manifest, integrity: Integrity | None
+        self,
+        path: Path,
+        config: dict[str, Any],
+        manifest: Manifest,
+        integrity: Integrity | None,
+        *,
+        experts_file: str = EXPERTS,
     ) -> None:
         self.path = path
         self.config = config
         self.manifest = manifest
         self.integrity = integrity
+        self.experts_file = experts_file
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> PackedStore:
@@ -113,7 +121,7 @@ class PackedStore:
     @property
     def experts_path(self) -> Path:
         """The file of expert records."""
-        return self.path / EXPERTS
+        return self.path / self.experts_file
 
     @property
     def records(self) -> int:

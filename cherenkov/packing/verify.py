@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import xxhash
 
-from cherenkov.checkpoint.documents import read_bytes
+from cherenkov.checkpoint.documents import is_there, read_bytes
 from cherenkov.checkpoint.shards import vetted
-from cherenkov.errors import CorruptModel, DiskError
+from cherenkov.errors import (
+    CherenkovError,
+    ConfigError,
+    CorruptModel,
+    DiskError,
+    ModelError,
+    UnsupportedModel,
+)
 from cherenkov.events import Listener, Progress, ignore
 from cherenkov.packing.integrity import checksum
+from cherenkov.packing.lowbit import WIDTHS, Names, open_lowbit
 from cherenkov.packing.parallel import in_parallel
 from cherenkov.packing.store import PackedStore
 from cherenkov.processors import processors
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cherenkov.packing.integrity import Integrity
+    from cherenkov.packing.lowbit import LowBit
 
 __all__ = ["Problem", "Report", "verify"]
 
@@ -111,6 +120,12 @@ def verify(path: str | os.PathLike[str], on_event: Listener = ignore) -> Report:
         return Report(store.path, (), 0, verifiable=False)
     stretches = list(_stretches(store, store.integrity))
     problems = list(_small_files(store, store.integrity))
+    for bits in WIDTHS:
+        if any(is_there(store.path / name) for name in astuple(Names.of(bits))):
+            try:
+                stretches += _lowered(store, open_lowbit(store, bits))
+            except (ModelError, ConfigError) as error:
+                problems.append(Problem(_blamed(error, Names.of(bits)), "", str(error)))
     total, done = sum(s.nbytes for s in stretches), 0
     begin = last = time.monotonic()
     for stretch, problem in in_parallel(min(processors(), _THREADS), stretches, _compare):
@@ -123,6 +138,13 @@ def verify(path: str | os.PathLike[str], on_event: Listener = ignore) -> Report:
             on_event(Progress(stretch.path.name, done, total, now - begin))
     problems.sort(key=lambda p: (p.file, p.offset or 0))
     return Report(store.path, tuple(problems), done, verifiable=True)
+
+
+def _blamed(error: CherenkovError, names: Names) -> str:
+    """The file that an error of `open_lowbit` is about."""
+    if isinstance(error, CorruptModel):
+        return Path(error.path).name
+    return names.integrity if isinstance(error, UnsupportedModel) else names.experts
 
 
 def _compare(stretch: _Stretch) -> Problem | None:
@@ -159,10 +181,7 @@ def _stretches(store: PackedStore, integrity: Integrity) -> Iterator[_Stretch]:
     if tail:
         yield _Stretch(store.dense_path, "after the last tensor", end, tail, None)
     stride = store.expert_layout.stride_bytes
-    for index, expected in enumerate(integrity.records):
-        layer, expert = divmod(index, store.manifest.experts.experts)
-        item = f"record {index} (layer {layer}, expert {expert})"
-        yield _Stretch(store.experts_path, item, index * stride, stride, expected)
+    yield from _records(store, store.experts_path, stride, integrity.records)
     for path, layout, part in zip(
         store.ngram_paths, store.ngram_layouts, integrity.ngrams, strict=True
     ):
@@ -172,6 +191,20 @@ def _stretches(store: PackedStore, integrity: Integrity) -> Iterator[_Stretch]:
             item = f"block {index} (rows {start} to {start + rows - 1})"
             size = layout.row_bytes
             yield _Stretch(path, item, start * size, rows * size, expected)
+
+
+def _lowered(store: PackedStore, low: LowBit) -> Iterator[_Stretch]:
+    """Every byte of the experts in fewer bits."""
+    yield from _records(store, low.path, low.layout.stride_bytes, low.records)
+
+
+def _records(
+    store: PackedStore, path: Path, stride: int, sums: tuple[int, ...]
+) -> Iterator[_Stretch]:
+    for index, expected in enumerate(sums):
+        layer, expert = divmod(index, store.manifest.experts.experts)
+        item = f"record {index} (layer {layer}, expert {expert})"
+        yield _Stretch(path, item, index * stride, stride, expected)
 
 
 def _small_files(store: PackedStore, integrity: Integrity) -> Iterator[Problem]:

@@ -73,6 +73,11 @@ def _model(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     yield "longest context", f"{found['max_context_tokens']:,} tokens"
     if "verifiable" in found:
         yield "checksums", "yes" if found["verifiable"] else "no"
+    for lower in found.get("lower_experts", ()):
+        how = lower.get("problem") or (
+            f"{lower['derivation']} from {lower['origin']}, {format_bytes(lower['bytes'])}"
+        )
+        yield f"in {lower['bits']} bits", how
 
 
 def _source(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

@@ -4,13 +4,17 @@ import importlib
 import json
 import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cherenkov.backends.records import expert_matrices
+from cherenkov.checkpoint.affine import dequantise
 from cherenkov.model import Model
 from cherenkov.packing.store import PackedStore
+from cherenkov.packing.verify import verify
 from cherenkov.preparation import prepare
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -218,3 +222,48 @@ def test_the_unseen_text_is_long_enough_and_plain(harness):
         str(FOLDER.parent / "cherenkov" / "demo" / "tokenizer.json")
     )
     assert 400 <= len(tokenizer.encode(text).ids) <= 4096
+
+
+def test_policies_are_judged_against_the_optimum(harness, tiny, tmp_path):
+    module = harness("policies")
+    store = prepare(tiny[2], tmp_path / "store")
+    with Model.load(store, backend="reference", context_tokens=128, pool="max") as model:
+        trace = module.recorded(model, module._babble, 0, 8)
+        assert model.experts.listener is None
+    assert [len(step) for step in trace.steps()] == [4] * 8  # a prompt, and seven tokens after
+    judged = module.judge(trace)
+    for row in judged.values():
+        rates = [row[name]["hit_rate"]["value"] for name in module.POLICIES]
+        assert max(rates) <= row["optimum"]["hit_rate"]["value"]
+    assert len(module.rows({"babble": judged})) == len(module.RESIDENCY) + 1
+
+
+def test_a_drawn_store_opens_answers_and_is_the_same_every_time(harness, tmp_path):
+    module, geometry = harness("make_store"), small_geometry(harness)
+    store = module.write_store(tmp_path / "store", geometry, threads=1)
+    other = module.write_store(tmp_path / "other", geometry, seed=1)
+    assert verify(store).ok
+    with Model.load(store, backend="reference", context_tokens=64) as model:
+        logits = model.logits([69, 70, 71])
+    assert np.isfinite(logits).all()
+    assert logits.std() > 0.01
+    again = module.write_store(tmp_path / "again", geometry, threads=3)
+    for name in ("experts.bin", "dense.bin", "ngram.bin"):
+        assert (store / name).read_bytes() == (again / name).read_bytes()
+        assert (store / name).read_bytes() != (other / name).read_bytes()
+
+
+def test_drawn_matrices_spread_as_they_should(harness, tmp_path):
+    module = harness("make_store")
+    store = PackedStore.open(
+        module.write_store(tmp_path / "store", replace(small_geometry(harness), experts=2))
+    )
+    record = np.fromfile(store.experts_path, np.uint8, store.expert_layout.stride_bytes)
+    for matrix in expert_matrices(store.expert_layout, record):
+        values = dequantise(matrix)
+        assert abs(values.mean()) < 0.001
+        assert 0.018 < values.std() < 0.023
+
+
+def small_geometry(harness):
+    return harness("random_model").Geometry(128, 4, 4, 2, 64, 512, 50, 1, 2, 2, 1, 64, 32, 32, 256)

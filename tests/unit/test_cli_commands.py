@@ -19,17 +19,26 @@ from cherenkov_cli.main import run
 def test_prepare(monkeypatch, capsys):
     calls = []
 
-    def prepare(source, output, *, bits, threads, on_event):
-        calls.append((source, output, bits, threads))
+    def prepare(source, output, *, bits, experts, lowbit, threads, on_event):
+        calls.append((source, output, bits, experts, lowbit, threads))
         on_event(Progress("experts", 1, 1, 1.0))
         return Path("out/store")
 
     monkeypatch.setattr(preparation, "prepare", prepare)
     assert run(["prepare", "src", "--output", "out", "--bits", "8", "--threads", "2"]) == 0
     out, err = capsys.readouterr()
-    assert calls == [("src", "out", 8, 2)]
+    assert calls == [("src", "out", 8, (), "refit", 2)]
     assert out == "out/store\n"
     assert err == "experts: 1 B of 1 B (1 B/s)\n"
+    assert run(["prepare", "src", "--experts", "4, 3,2", "--lowbit", "truncate", "-q"]) == 0
+    assert calls[1:] == [("src", None, None, (4, 3, 2), "truncate", 0)]
+
+
+def test_prepare_refuses_what_makes_no_sense(capsys):
+    assert run(["prepare", "src"]) == 2
+    assert "--output" in capsys.readouterr().err
+    assert run(["prepare", "src", "--experts", "3,two"]) == 1
+    assert "must be widths such as 4,3,2" in capsys.readouterr().err
 
 
 @dataclass

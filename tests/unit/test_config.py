@@ -41,6 +41,7 @@ def test_defaults(home):
         "precision": "",
         "context_tokens": None,
         "pool": "adaptive",
+        "experts": None,
         "check_records": "first",
     }
 
