@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cherenkov.architectures import family_of
+from cherenkov.experts.policy import DEFAULT, POLICIES
 from cherenkov.experts.reader import RecordReader
 from cherenkov.experts.store import ExpertStore
 from cherenkov.generate import Engine
@@ -42,7 +43,7 @@ def open_experts(
         every_time=check == "always",
     )
     pool = backend.pool(store.expert_layout, slots)
-    return ExpertStore(pool, reader, section.layers, section.experts)
+    return ExpertStore(pool, reader, section.layers, section.experts, eviction=POLICIES[DEFAULT])
 
 
 def engine_of(
