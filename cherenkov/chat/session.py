@@ -231,7 +231,8 @@ class Session:
     def _turn(
         self, said: list[dict[str, Any]], tools: ToolSet | None, options: Mapping[str, Any]
     ) -> Iterator[Event]:
-        with self._claimed():
+        self._claimed().take()
+        try:  # not `with`: an interrupt could come between its end and the release
             before = self._record
             settings = before.settings.updated(options)
             record = replace(
@@ -256,6 +257,8 @@ class Session:
             finally:
                 with self._responder.lock:
                     self._kept.undo()  # does nothing after a commit
+        finally:
+            self._busy.release()
 
     def _commit(
         self,
@@ -315,6 +318,14 @@ class _Claim:
         self._cancelled = cancelled
 
     def __enter__(self) -> None:
+        self.take()
+
+    def take(self) -> None:
+        """Claim it; whoever does releases the lock.
+
+        Raises:
+            RequestError: another has it.
+        """
         if not self._busy.acquire(blocking=False):
             raise RequestError(
                 "the session is busy with an answer: wait for it, cancel it, or fork before",

@@ -168,9 +168,11 @@ class Chat:
 
         dim = sys.stderr.isatty()
         reply, thinking, end = None, False, "\n"
-        with _interrupts(self._session.cancel):
+        with _interrupts(self._session.cancel) as asked:
             try:
                 for event in self._session.stream(said):
+                    if asked():  # perhaps before there was an answer to cancel
+                        self._session.cancel()
                     if isinstance(event, ReasoningDelta):
                         begin = _DIM if dim and not thinking else ""
                         print(begin + visible(event.text), end="", file=sys.stderr, flush=True)
@@ -235,18 +237,23 @@ class Chat:
 
 
 @contextmanager
-def _interrupts(cancel: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C cancels, so that the step is finished first; the second one interrupts."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _interrupts(cancel: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C cancels, so that the step is finished first; the second one interrupts. Yields whether there was one."""
+    pressed = 0
 
     def handle(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        cancel()
+        nonlocal pressed
+        pressed += 1
+        if pressed == 1:
+            cancel()
+        elif pressed == 2:  # more of them would only disturb the clearing up
+            raise KeyboardInterrupt
 
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
     before = signal.signal(signal.SIGINT, handle)
     try:
-        yield
+        yield lambda: pressed > 0
     finally:
         signal.signal(signal.SIGINT, before)
