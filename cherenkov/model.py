@@ -24,6 +24,7 @@ from cherenkov.events import Listener, ignore
 from cherenkov.generate import admit, generate
 from cherenkov.packing.store import PackedStore
 from cherenkov.preparation import locate
+from cherenkov.ranges import check_real
 from cherenkov.reading import Reader
 from cherenkov.sampling import Sampling
 from cherenkov.text.reasoning import OPEN, opens_reasoning
@@ -140,6 +141,8 @@ class Model:
             "isa": isa,
             "check_records": check_records,
         }
+        if not callable(on_event):
+            raise RequestError(f"on_event = {on_event!r:.80}: must be a function", param="on_event")
         settings = load_settings(**{k: v for k, v in asked.items() if v is not None})
         store = PackedStore.open(locate(selector, on_event))
         options = Options(settings.threads, settings.precision, settings.isa)
@@ -352,6 +355,10 @@ class Model:
             raise RequestError("the prompt is empty", param="prompt")
         if raw:
             return self._tokenizer.encode(prompt, special=True)
+        if system is not None and not isinstance(system, str):
+            raise RequestError(
+                f"system: must be text, not a {type(system).__name__}", param="system"
+            )
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
         rendered = self._responder.template().render(messages, thinking=thinking)
@@ -398,6 +405,7 @@ class Model:
             RequestError: as `logits`.
         """
         self._reader.admit(ids)
+        check_real("margin", margin, 0, math.inf, "a number, 0 or more")
         admit_reference(self.plan, available_memory())
         reference = create("reference")
         experts = open_experts(self._store, reference, self.plan.slots, check=self._check_records)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cherenkov.architectures import family_of
-from cherenkov.checkpoint.documents import CONFIG_LIMIT_BYTES, is_file, read_object
+from cherenkov.checkpoint.documents import CONFIG_LIMIT_BYTES, checked_path, is_file, read_object
 from cherenkov.checkpoint.shards import fingerprint, has_draft_head
 from cherenkov.checkpoint.source import Checkpoint, open_checkpoint
 from cherenkov.config import load_settings
@@ -43,7 +43,7 @@ def locate(selector: str | os.PathLike[str], on_event: Listener = ignore) -> Pat
         ModelNotFound: if there is no such folder, or it holds no model.
         ModelError, DiskError: from preparing.
     """
-    if os.fspath(selector) == DEMO:
+    if checked_path("selector", selector) == DEMO:
         return _prepared(demo_folder(), DEMO, on_event)
     folder = expanded(selector)
     if is_store(folder):
@@ -113,7 +113,8 @@ def prepare(
         ConfigError: an option makes no sense, or `output` is no place for a store.
         DiskError: no space, or the system refused to read or write.
     """
-    folder = demo_folder() if os.fspath(source) == DEMO else expanded(source)
+    checked_path("output", output)
+    folder = demo_folder() if checked_path("source", source) == DEMO else expanded(source)
     try:
         target = Path(output).expanduser()
     except RuntimeError as error:  # there is no such user

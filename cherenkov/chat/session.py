@@ -47,10 +47,10 @@ class _Model(Protocol):
 
 
 class Session:
-    """A conversation with a model. Make one with `Model.session`; it must not outlive the model.
+    """A conversation with a model. Make one with `Model.session`.
 
     One turn at a time: while an answer is being made, another thread may `cancel` it or look at `history`, and is refused
-    anything else.
+    anything else. Once the model is closed it can be looked at and saved, and refuses all else.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Session:
         overflow: str = "error",
     ) -> None:
         """Use `Model.session`."""
+        responder.check_open()
         if overflow not in OVERFLOWS:
             raise RequestError(
                 f"overflow = {overflow!r:.80}: must be one of {', '.join(OVERFLOWS)}",
@@ -100,6 +101,7 @@ class Session:
             DiskError: the system refused to read it.
         """
         responder = model.responder
+        responder.check_open()
         session = cls.__new__(cls)
         session._begin_with(responder, read_record(path, responder.fingerprint))
         return session
@@ -188,6 +190,7 @@ class Session:
 
         Arguments and errors are those of `send`. The turn counts once `Finished` comes; whoever leaves before takes it back.
         """
+        self._responder.check_open()
         said = checked_said(message)
         self._record.settings.updated(options)  # refused now, not at the first piece
         offered = None if tools is None else ToolSet(tools)
@@ -200,6 +203,7 @@ class Session:
 
     def reset(self) -> None:
         """Forget all messages, and what they took. The settings stay."""
+        self._responder.check_open()
         with self._claimed():
             record = self._record
             self._kept = Kept(self._responder.engine)
@@ -209,6 +213,7 @@ class Session:
 
     def fork(self) -> Self:
         """The same conversation, to go on apart: with the same words it gives the same answers, bit for bit."""
+        self._responder.check_open()
         with self._claimed():
             other = type(self).__new__(type(self))
             other._begin_with(self._responder, self._record)

@@ -100,14 +100,44 @@ def test_commands(chat, tmp_path):
     for words in (
         "/save FILE",
         "system message: Be brief.",
+        "system message: none",
         "(forgotten)",
         f"saved to {path}",
         "(3 messages)",
     ):
         assert words in err
     assert json.loads(path.read_bytes())["system"] == "Be brief."
-    code, _, err = chat("/system\n", "--load", str(path))
-    assert (code, "Be brief." in err) == (0, True)
+    copy = tmp_path / "copy.json"
+    assert chat(f"/save {copy}\n", "--load", str(path))[0] == 0
+    assert json.loads(copy.read_bytes())["system"] == "Be brief."
+
+
+def test_a_home_is_found(chat, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, _, err = chat(f"{QUESTION}\n/save ~/talk.json\n/reset\n/load ~/talk.json\n")
+    assert (code, "(2 messages)" in err) == (0, True)
+    assert (tmp_path / "talk.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--system", "x"], "--system"),
+        (["--temperature", "0", "--seed", "3"], "--temperature, --seed"),
+        (["--tools", "absent.json"], "--tools"),
+        (["--overflow", "trim"], "--overflow"),
+        (["--stop", "x", "--think", "--max-tokens", "3"], "--max-tokens, --think, --stop"),
+        (["--top-k", "3", "--top-p", "0.5", "--min-p", "0.1"], "--top-k, --top-p, --min-p"),
+        (["--presence-penalty", "1", "--frequency-penalty", "1"], "--presence-penalty, --freq"),
+        (["--repetition-penalty", "2", "--logit-bias", "1=1"], "--repetition-penalty, --logit-"),
+    ],
+)
+def test_what_a_loaded_conversation_settles_is_not_ignored(chat, options, named):
+    code, out, err = chat("hi\n", "--load", "absent.json", *options, "-q")
+    assert (code, out) == (1, "")
+    assert err.startswith("cherenkov: --load: the file settles ")
+    assert named in err
+    assert err.count("\n") == 1
 
 
 def test_a_failure_is_one_line_and_the_chat_goes_on(chat, tmp_path):
