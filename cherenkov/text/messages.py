@@ -38,16 +38,15 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     Args:
         messages: each a mapping with a `role` (`system` or `developer`, `user`, `assistant`, `tool`) and a `content`: a
             string, or a list of `{"type": "text", "text": …}`. What the assistant said may have no content, and may have
-            `reasoning_content` and `tool_calls`; a tool's result, which follows the message that called it, may have a
-            `tool_call_id`. Other keys are left away.
+            `reasoning_content` and `tool_calls`; a tool's result may have a `tool_call_id`. Whether somebody
+            called that tool is not checked. Other keys are left away.
 
     Returns:
         Mappings with `role`, `content`, and those of the other keys that were there. Parts are joined, arguments of calls
         decoded, `developer` is `system`.
 
     Raises:
-        RequestError: if there are no messages, no user ever speaks, a message is malformed, or nobody called the tool whose
-            result it is; says which and why.
+        RequestError: if there are no messages, no user ever speaks, or a message is malformed; says which and why.
         UnsupportedParam: if a message holds anything but text.
     """
     if not isinstance(messages, list | tuple) or not messages:
@@ -57,7 +56,6 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     plain = [checked_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
     if not any(message["role"] == "user" for message in plain):
         raise _refused("messages", "at least one must be the user's")
-    _check_results(plain)
     return plain
 
 
@@ -83,28 +81,6 @@ def decoded_arguments(where: str, value: object) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise _refused(where, f"not JSON: {error}") from error
     return plain
-
-
-def _check_results(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse results of tools that nobody called. Calls may stay unanswered."""
-    calls: Sequence[Mapping[str, Any]] = ()
-    results = 0
-    for i, message in enumerate(messages):
-        if message["role"] != "tool":
-            calls, results = message.get("tool_calls", ()), 0
-            continue
-        results += 1
-        if not calls:
-            raise _refused(f"messages[{i}]", "is a tool's result, but no call comes before it")
-        if results > len(calls):
-            raise _refused(f"messages[{i}]", f"is result {results} of {len(calls)} calls")
-        known = [call["id"] for call in calls if "id" in call]
-        answered = message.get("tool_call_id")
-        if answered is not None and known and answered not in known:
-            raise _refused(
-                f"messages[{i}].tool_call_id",
-                f"{answered!r:.60} is none of {', '.join(known):.200}",
-            )
 
 
 def checked_message(where: str, message: object) -> dict[str, Any]:

@@ -165,50 +165,6 @@ def test_malformed_conversations(messages, reason):
     assert len(str(caught.value)) < 300
 
 
-def conversation(*said):
-    return [{"role": "user", "content": "go"}, *said]
-
-
-def calling(*ids):
-    calls = [{"function": {"name": "f"}} | ({"id": i} if i else {}) for i in ids]
-    return {"role": "assistant", "tool_calls": calls}
-
-
-def result(answers=None):
-    return {"role": "tool", "content": "5", "tool_call_id": answers}
-
-
-@pytest.mark.parametrize(
-    ("said", "reason"),
-    [
-        ([result()], r"messages\[1\]: is a tool's result, but no call comes before it"),
-        ([{"role": "assistant", "content": "x"}, result()], "no call comes before it"),
-        ([calling(None), {"role": "user", "content": "x"}, result()], "no call comes before"),
-        ([calling(None), result(), result()], r"messages\[3\]: is result 2 of 1 calls"),
-        ([calling("a", "b"), result("c")], r"messages\[2\].tool_call_id: 'c' is none of a, b"),
-    ],
-)
-def test_results_of_what_nobody_called(said, reason):
-    with pytest.raises(RequestError, match=reason) as caught:
-        checked_messages(conversation(*said))
-    assert caught.value.param == "messages"
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        [calling("a", "b"), result("b"), result("a")],
-        [calling("a", "b"), result(), result("a")],
-        [calling(None), result("whatever")],
-        [calling("a", "b"), result("b"), {"role": "user", "content": "never mind"}],
-        [calling("a"), {"role": "user", "content": "never mind"}],
-        [calling("a"), result("a"), calling("a"), result("a")],
-    ],
-)
-def test_calls_may_stay_unanswered_and_results_come_in_any_order(said):
-    assert len(checked_messages(conversation(*said))) == 1 + len(said)
-
-
 @pytest.mark.parametrize("kind", ["image_url", "image", "video", "input_audio", "file"])
 def test_only_text_is_supported(kind):
     parts = [{"type": "text", "text": "look"}, {"type": kind, kind: "x.png"}]
