@@ -25,6 +25,7 @@ from cherenkov.generate import admit, generate
 from cherenkov.packing.lowbit import at_precision
 from cherenkov.packing.store import PackedStore
 from cherenkov.preparation import locate
+from cherenkov.ranges import check_real
 from cherenkov.reading import Reader
 from cherenkov.sampling import Sampling
 from cherenkov.text.reasoning import OPEN, opens_reasoning
@@ -35,6 +36,7 @@ from cherenkov.text.tool_schema import ToolSet
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
     from types import TracebackType
 
     import numpy as np
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from cherenkov.budget import Plan
     from cherenkov.chat.options import ChatOptions
     from cherenkov.chat.replies import Event
+    from cherenkov.config import Settings as Config
     from cherenkov.generate import Step
     from cherenkov.text.stops import StopMatcher
 
@@ -144,8 +147,15 @@ class Model:
             "isa": isa,
             "check_records": check_records,
         }
+        if not callable(on_event):
+            raise RequestError(f"on_event = {on_event!r:.80}: must be a function", param="on_event")
         settings = load_settings(**{k: v for k, v in asked.items() if v is not None})
-        store = at_precision(PackedStore.open(locate(selector, on_event)), settings.experts)
+        return cls._opened(locate(selector, on_event), settings)
+
+    @classmethod
+    def _opened(cls, folder: Path, settings: Config) -> Self:
+        """The model of a store, within a plan of its memory."""
+        store = at_precision(PackedStore.open(folder), settings.experts)
         options = Options(settings.threads, settings.precision, settings.isa)
         made = create(settings.backend, options)
         try:
@@ -356,6 +366,10 @@ class Model:
             raise RequestError("the prompt is empty", param="prompt")
         if raw:
             return self._tokenizer.encode(prompt, special=True)
+        if system is not None and not isinstance(system, str):
+            raise RequestError(
+                f"system: must be text, not a {type(system).__name__}", param="system"
+            )
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
         rendered = self._responder.template().render(messages, thinking=thinking)
@@ -402,6 +416,7 @@ class Model:
             RequestError: as `logits`.
         """
         self._reader.admit(ids)
+        check_real("margin", margin, 0, math.inf, "a number, 0 or more")
         admit_reference(self.plan, available_memory())
         reference = create("reference")
         experts = open_experts(self._store, reference, self.plan.slots, check=self._check_records)

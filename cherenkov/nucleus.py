@@ -1,104 +1,180 @@
-"""Top-p over a whole vocabulary: the fewest most likely tokens whose probabilities reach p.
+"""The tokens that top-k, top-p and min-p leave, and a draw from them.
 
-What it takes is the sum of all weights, which is known first within a few millionths. That almost always settles which
-tokens are in; where it leaves a doubt, the exact sum is taken.
+Each of the three keeps the most likely tokens up to some place, ties by id, so together they do. Few tokens are listed. Of
+many it is enough to say whether one that was drawn from all is a member, which takes what comes before it: its rank, and
+the sum of the larger weights, which is known first within a few millionths. That almost always settles the matter; where it
+leaves a doubt, the exact sums are taken.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cherenkov.passes import nth_id
 from cherenkov.selection import Row, draws, place_of
 
 if TYPE_CHECKING:
-    from cherenkov.selection import Ids, Weights
+    from cherenkov.passes import Ids, Weights
 
 __all__ = ["Nucleus", "nucleus_size"]
 
 _NARROW = 1024
-"""Tokens looked at first. Most nuclei are smaller."""
+"""Tokens listed at most for a draw. Most nuclei are smaller."""
 _GROWTH = 8
 
 
 def nucleus_size(weights: Weights, target: float) -> int:
-    """How many of the weights, largest first, it takes to reach `target`; all if they do not."""
-    reached = int(np.searchsorted(np.cumsum(weights), target, side="left"))
-    return min(reached + 1, weights.size)
+    """How many of the weights, largest first, it takes to reach `target`; one more than there are if they do not."""
+    return int(np.searchsorted(np.cumsum(weights), target, side="left")) + 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Nucleus:
-    """The nucleus of one row.
+    """The tokens of one row that are left.
 
     Attributes:
         row: the logits, `[V]`.
-        top_p: above 0, below 1.
-        low, high: bounds of the sum of weights to reach.
+        top_k: the k most likely, at most V; 0 is all.
+        top_p: of these, the fewest most likely whose probabilities reach p; 1 is all.
+        min_p: of these, those at least p times as likely as the most likely; 0 is all.
     """
 
     row: Row
-    top_p: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, row: Row, top_p: float) -> Nucleus:
-        """Take the bounds."""
-        low, high = row.mass_bounds()
-        return cls(row, top_p, top_p * low, top_p * high)
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    _targets: tuple[float, float] | None = field(default=None, init=False)
+    # Places `(-logit, id)`: up to here tokens are known to be in, from there on to be out.
+    _inside: tuple[float, int] = field(default=(-math.inf, -1), init=False)
+    _outside: tuple[float, int] = field(default=(math.inf, 2**62), init=False)
 
     def members(self) -> tuple[Ids, Weights]:
-        """All tokens, most likely first, ties by id, and their weights. A wide nucleus takes a long sort."""
+        """All tokens, most likely first, ties by id, and their weights. Many take a long sort."""
         count = _NARROW
         while True:
             found = self._among_first(count)
             if found is not None:
-                return found
+                ids, weights, least, most = found
+                left = least if least == most else self._settled(weights, least, most)
+                return ids[:left], weights[:left]
             count *= _GROWTH
 
     def draw(self, number: float) -> int:
-        """A token by its weight, without sorting the nucleus if it is wide.
+        """A token by its weight, without sorting the members if they are many.
 
         Args:
             number: in [0, 1); decides everything.
         """
         found = self._among_first(_NARROW)
-        if found is not None:
-            ids, weights = found
-            return int(ids[place_of(number, weights)])
-        return next(token for token in draws(self.row, number) if self.holds(token))
+        if found is None:
+            return next(token for token in draws(self.row, number) if self.holds(token))
+        ids, weights, least, most = found
+        place = place_of(number, weights[:least])
+        # The more members, the later the place: if it is the same for the least and the most there may be, that is it.
+        if least != most and place != place_of(number, weights[:most]):
+            place = place_of(number, weights[: self._settled(weights, least, most)])
+        return int(ids[place])
 
     def holds(self, token: int) -> bool:
-        """Whether a token is a member: those before it do not reach p."""
-        row, value = self.row, self.row.logits[token]
-        before = Row(row.logits[row.logits > value], row.largest, row.temperature)
-        ties = np.count_nonzero(row.logits[:token] == value)
-        beside = ties * float(row.weights(slice(token, token + 1))[0])
-        low, high = before.mass_bounds()
-        if high + beside < self.low:
+        """Whether a token is a member."""
+        place = (-float(self.row.logits[token]), token)
+        if place <= self._inside:
             return True
-        if low + beside >= self.high:
+        if place >= self._outside:
             return False
-        return bool(before.mass() + beside < self.top_p * row.mass())
-
-    def size_among(self, weights: Weights) -> int:
-        """How many of the most likely tokens are members, given their weights, largest first."""
-        size = nucleus_size(weights, self.low)
-        if size == nucleus_size(weights, self.high):
-            return size
-        return nucleus_size(weights, self.top_p * self.row.mass())
-
-    def _among_first(self, count: int) -> tuple[Ids, Weights] | None:
-        """All members, if they are among the `count` most likely tokens."""
-        ids = self.row.first(count)
-        weights = self.row.weights(ids)
-        if ids.size == self.row.logits.size:
-            size = nucleus_size(weights, self.top_p * float(weights.sum()))
-        elif weights.sum() < self.high:
-            return None
+        held = self._holds(token)
+        if held:
+            self._inside = place
         else:
-            size = self.size_among(weights)
-        return ids[:size], weights[:size]
+            self._outside = place
+        return held
+
+    def _holds(self, token: int) -> bool:
+        if self.row.weight(token) < self.min_p:  # the most likely token weighs 1
+            return False
+        if not self.top_k and self.top_p == 1:
+            return True
+        if self.top_p == 1:
+            return self.row.rank(token) < self.top_k
+        return self._falls_short(token)
+
+    def _falls_short(self, token: int) -> bool:
+        """Whether the tokens before one of the k do not reach what top-p asks for."""
+        low, high = self._target_bounds()
+        if (-float(self.row.logits[token]), token) >= self._outside:
+            return False  # not one of the k
+        before = self.row.before(token)
+        if before.high < low:
+            return True
+        return before.low < high and self.row.mass_before(token) < self._target()
+
+    def _among_first(self, count: int) -> tuple[Ids, Weights, int, int] | None:
+        """Tokens, their weights, and how many of them are members at least and at most; None if others are too."""
+        row, size = self.row, self.row.logits.size
+        left = min(self.top_k or size, size)
+        listed = min(count, left)
+        complete = listed == left
+        if not complete and self._is_wide(listed):
+            return None
+        ids = row.first(listed)
+        weights = row.weights(ids)
+        if self.min_p:
+            likely = int(np.count_nonzero(weights >= self.min_p))
+            left = likely if likely < listed else left
+        least = most = left
+        if self.top_p < 1:
+            low, high = (
+                (self.top_p * float(weights.sum()),) * 2 if complete else self._target_bounds()
+            )
+            least, most = (min(left, nucleus_size(weights, target)) for target in (low, high))
+            if least <= listed < most:
+                least = most = min(left, nucleus_size(weights, self._target()))
+            if complete:
+                least = most = min(least, listed)
+        return (ids, weights, least, most) if most <= listed else None
+
+    def _settled(self, weights: Weights, least: int, most: int) -> int:
+        """How many members there are, of the least and the most that the bounds allow. Slow."""
+        return max(least, min(most, nucleus_size(weights, self._target())))
+
+    def _is_wide(self, count: int) -> bool:
+        """Whether a look tells that there are more members than so many, of which top-k leaves more."""
+        row = self.row
+        if self.top_p < 1 and self._target_bounds()[0] <= count:  # so many weigh at most `count`
+            return False
+        if not self.min_p:
+            return True
+        with np.errstate(over="ignore"):
+            bound = row.logits.dtype.type(
+                row.largest + row.temperature * (math.log(self.min_p) + 1e-9)
+            )
+        surely = row.logits > np.nextafter(bound, row.logits.dtype.type(np.inf))
+        return int(np.count_nonzero(surely)) > count
+
+    def _target_bounds(self) -> tuple[float, float]:
+        """Bounds of the sum of weights that top-p reaches."""
+        if self._targets is None:
+            last = self._last_of_top_k()
+            if last is None:
+                low, high = self.row.mass_bounds()
+            else:
+                before, weight = self.row.before(last), self.row.weight(last)
+                low, high = before.low + weight, before.high + weight
+                self._outside = min(self._outside, (-float(self.row.logits[last]), last + 1))
+            self._targets = self.top_p * low, self.top_p * high
+        return self._targets
+
+    def _target(self) -> float:
+        """That sum in float64. Slow."""
+        last = self._last_of_top_k()
+        if last is None:
+            return self.top_p * self.row.mass()
+        return self.top_p * (self.row.mass_before(last) + self.row.weight(last))
+
+    def _last_of_top_k(self) -> int | None:
+        """The least likely of the k most likely tokens; None if that is all tokens."""
+        return nth_id(self.row.logits, self.top_k) if self.top_k else None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cherenkov.architectures import family_of
-from cherenkov.checkpoint.documents import CONFIG_LIMIT_BYTES, is_file, read_object
+from cherenkov.checkpoint.documents import CONFIG_LIMIT_BYTES, checked_path, is_file, read_object
 from cherenkov.checkpoint.shards import fingerprint, has_draft_head
 from cherenkov.checkpoint.source import Checkpoint, open_checkpoint
 from cherenkov.config import load_settings
@@ -48,7 +48,7 @@ def locate(selector: str | os.PathLike[str], on_event: Listener = ignore) -> Pat
         ModelNotFound: if there is no such folder, or it holds no model.
         ModelError, DiskError: from preparing.
     """
-    if os.fspath(selector) == DEMO:
+    if checked_path("selector", selector) == DEMO:
         return _prepared(demo_folder(), DEMO, on_event)
     folder = expanded(selector)
     if is_store(folder):
@@ -125,6 +125,7 @@ def prepare(
         DiskError: no space, or the system refused to read or write.
     """
     widths = tuple(experts)
+    checked_path("source", source)
     if output is None:
         if not widths:
             raise ConfigError("output", None, "give the folder that the store will be")
@@ -132,6 +133,7 @@ def prepare(
             raise ConfigError("bits", bits, "the store is there already: only experts are added")
         store = locate(source, on_event)
     else:
+        checked_path("output", output)
         store = _packed(source, output, bits, threads, on_event)
     if widths:
         _add_experts(PackedStore.open(store), widths, lowbit, threads, on_event)

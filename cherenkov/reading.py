@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from cherenkov.state import Rows
 from cherenkov.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -43,6 +44,8 @@ class Reader:
         Raises:
             RequestError: if `ids` is empty, too long for the context, or holds what is no id of the vocabulary.
         """
+        if not isinstance(ids, Sequence | np.ndarray):
+            raise RequestError(f"the tokens are a {type(ids).__name__}, not a list", param="ids")
         if not len(ids):
             raise RequestError("there are no tokens", param="ids")
         if any(not isinstance(i, int | np.integer) for i in ids):

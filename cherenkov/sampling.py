@@ -15,24 +15,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cherenkov.errors import RequestError
-from cherenkov.nucleus import Nucleus, nucleus_size
+from cherenkov.nucleus import Nucleus
 from cherenkov.occurrences import Occurrences
+from cherenkov.passes import Ids, Logits, Weights, punished
 from cherenkov.ranges import check_real, check_whole, checked_biases, is_real, refused
-from cherenkov.selection import (
-    DRAW_AT_LEAST,
-    Ids,
-    Logits,
-    Row,
-    Weights,
-    draws,
-    largest_logit,
-    place_of,
-)
+from cherenkov.selection import DRAW_AT_LEAST, Row, draws, largest_logit, likeliest, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,7 +124,7 @@ class Candidates:
     """The tokens that may come next, C of them.
 
     Attributes:
-        ids: `[C]`, most likely first; in the order of ids where neither top-k nor top-p cut any.
+        ids: `[C]`, most likely first; in the order of ids where nothing was to be left out.
         probabilities: `[C]`, summing to 1.
     """
 
@@ -170,13 +163,11 @@ def choose(
     if row is None:
         row = Row(logits, largest_logit(logits, backend), 1.0)
     row = row.at(sampling.temperature)
-    listed = 0 < sampling.top_k < logits.size or sampling.min_p > 0
-    if listed or logits.size < DRAW_AT_LEAST:
+    if logits.size < DRAW_AT_LEAST:
         kept = _candidates(row, sampling)
         return int(kept.ids[place_of(random.random(), kept.probabilities)])
-    if sampling.top_p < 1:
-        return Nucleus.of(row, sampling.top_p).draw(random.random())
-    return next(draws(row, random.random()))
+    nucleus = _nucleus(row, sampling)
+    return next(draws(row, random.random())) if nucleus is None else nucleus.draw(random.random())
 
 
 def greedy(logits: Logits, *, backend: str = "unknown") -> int:
@@ -185,8 +176,7 @@ def greedy(logits: Logits, *, backend: str = "unknown") -> int:
     Raises:
         BackendError: as `choose`.
     """
-    largest_logit(logits, backend)
-    return int(np.argmax(logits))
+    return likeliest(logits, backend)
 
 
 def penalised(logits: Logits, sampling: Sampling, seen: Occurrences | None = None) -> Logits:
@@ -200,20 +190,27 @@ def penalised(logits: Logits, sampling: Sampling, seen: Occurrences | None = Non
     punishes = sampling.needs_occurrences and seen is not None and seen.ids.size > 0
     if not punishes and not sampling.logit_bias:
         return logits
-    changed = logits.astype(np.float64)
     if punishes and seen is not None:
-        found, factor = changed[seen.ids], sampling.repetition_penalty
-        found = np.where(found > 0, found / factor, found * factor)
-        found -= sampling.presence_penalty + sampling.frequency_penalty * seen.counts
-        changed[seen.ids] = found
-    for token, bias in dict(sampling.logit_bias).items():
-        if token >= changed.size:
+        factor, presence = sampling.repetition_penalty, sampling.presence_penalty
+        frequency = sampling.frequency_penalty
+        changed = punished(logits, seen.ids, seen.counts, factor, presence, frequency)
+    else:
+        changed = logits.astype(np.float64)
+    if sampling.logit_bias:
+        tokens, biases = _arrays(tuple(sampling.logit_bias))
+        if tokens[-1] >= changed.size:
             raise RequestError(
-                f"logit_bias: there is no token {token}, the last one is {changed.size - 1}",
+                f"logit_bias: there is no token {tokens[-1]}, the last one is {changed.size - 1}",
                 param="logit_bias",
             )
-        changed[token] += bias
+        changed[tokens] += biases
     return changed
+
+
+@lru_cache(maxsize=8)
+def _arrays(pairs: tuple[tuple[int, float], ...]) -> tuple[Ids, Weights]:
+    """Sorted pairs of a token and its bias, as arrays: they are the same for every token of an answer."""
+    return np.array([token for token, _ in pairs]), np.array([bias for _, bias in pairs])
 
 
 def candidates(logits: Logits, sampling: Sampling, *, backend: str = "unknown") -> Candidates:
@@ -231,33 +228,17 @@ def candidates(logits: Logits, sampling: Sampling, *, backend: str = "unknown") 
 
 
 def _candidates(row: Row, sampling: Sampling) -> Candidates:
-    logits = row.logits
-    top_p, min_p = sampling.top_p, sampling.min_p
-    if 0 < sampling.top_k < logits.size:
-        ids = row.first(sampling.top_k)
-        weights = row.weights(ids)
-        count = nucleus_size(weights, top_p * weights.sum()) if top_p < 1 else ids.size
-        ids, weights = ids[:count], weights[:count]
-    elif min_p > 0:
-        ids, weights = _likely(row, min_p)
-        if top_p < 1:
-            order = np.argsort(-weights, kind="stable")
-            order = order[: Nucleus.of(row, top_p).size_among(weights[order])]
-            ids, weights = ids[order], weights[order]
-    elif top_p < 1:
-        ids, weights = Nucleus.of(row, top_p).members()
+    nucleus = _nucleus(row, sampling)
+    if nucleus is None:
+        ids, weights = np.arange(row.logits.size), row.weights(slice(None))
     else:
-        ids, weights = np.arange(logits.size), row.weights(slice(None))
-    if min_p > 0:
-        kept = weights >= min_p  # the most likely token weighs 1
-        ids, weights = ids[kept], weights[kept]
+        ids, weights = nucleus.members()
     return Candidates(ids, weights / weights.sum())
 
 
-def _likely(row: Row, min_p: float) -> tuple[Ids, Weights]:
-    """The tokens that min-p keeps, in order, and perhaps a few more at the edge."""
-    with np.errstate(over="ignore"):
-        bound = row.largest + row.temperature * (math.log(min_p) - 1e-9)
-        lowered = np.nextafter(row.logits.dtype.type(bound), -np.inf)
-    ids = np.flatnonzero(row.logits >= lowered)
-    return ids, row.weights(ids)
+def _nucleus(row: Row, sampling: Sampling) -> Nucleus | None:
+    """What top-k, top-p and min-p leave; None if that is everything."""
+    top_k = sampling.top_k if sampling.top_k < row.logits.size else 0
+    if not top_k and sampling.top_p == 1 and not sampling.min_p:
+        return None
+    return Nucleus(row, top_k, sampling.top_p, sampling.min_p)

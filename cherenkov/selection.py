@@ -1,8 +1,8 @@
 """Finding, summing and drawing tokens among a quarter of a million, without touching most of them more than once.
 
 Float64 exponentials of a large vocabulary take milliseconds, and sorting it tens. So the largest logits are found
-through the maxima of columns; the sum of all weights is taken in float32, with a bound on its error; and a draw from
-the whole vocabulary is made by rejection, which needs weights of few tokens and is exact all the same.
+through the maxima of columns; sums of weights are taken in float32, with a bound on their error; and a draw from the whole
+vocabulary is made by rejection, which needs float64 weights of few tokens and is exact all the same.
 """
 
 from __future__ import annotations
@@ -13,9 +13,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cherenkov.errors import BackendError
+from cherenkov.passes import (
+    Before,
+    Ids,
+    Logits,
+    Weighed,
+    Weights,
+    before,
+    column_maxima,
+    largest_ids,
+    weigh,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,43 +39,30 @@ __all__ = [
     "draws",
     "largest_ids",
     "largest_logit",
+    "likeliest",
     "place_of",
 ]
 
-Logits = NDArray[np.float32] | NDArray[np.float64]
-Ids = NDArray[np.int64]
-Weights = NDArray[np.float64]
-
-_COLUMNS = 1024
-"""Columns, at least, when looking for the largest: few enough to sort, enough that few others reach their maxima."""
-_CHUNK = 32_768
-"""Logits weighed at a time: what they need along the way stays in the cache."""
-_RELATIVE_ERROR = 5e-6
-"""Of a sum of float32 weights, 83 roundings of 2^-24. A weight's exponent x has a relative error of at most 3, and the
-exponential of 5, which makes 3 |x| + 5; over all weights |x| averages at most ln V, since it is the entropy less ln of the
-sum. NumPy sums a chunk in pairs, in 27 steps at most."""
-_FAR = 28.0
-"""Exponents below are not worth an exponential: a million such weights are less than 1e-6 of the largest alone."""
-_STRIDE = 61
-"""Every so many logits tell whether most are far."""
-_ORDINARY = (1e-3, 1e6)
-"""Temperatures outside are weighed in float64: their reciprocals leave the range of float32 exponents."""
 _ROWS = 64
 """Rows for a draw: the fewer, the more trials succeed, and the more columns there are to weigh."""
 _SINGLES = 64
 """Columns whose tokens stand for themselves."""
 _TRIALS = 128
 """Trials made at a time."""
+_CHUNK = 32_768
+"""Float64 weights summed at a time: what they need along the way stays in the cache."""
+_COLDEST = 1e-300
+"""Temperatures below have no finite reciprocal to speak of."""
 DRAW_AT_LEAST = 16 * _ROWS
 """The fewest logits to draw from; of fewer, weighing all is no work."""
 
 
 @dataclass(slots=True)
 class _Found:
-    """What was found out about some logits: their first tokens, and sums of weights by temperature."""
+    """What was found out about some logits: their first tokens, and weights by temperature."""
 
     first: Ids | None = None
-    bounds: dict[float, tuple[float, float]] = field(default_factory=dict)
+    weighed: dict[float, Weighed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,70 +109,65 @@ class Row:
 
     def mass_bounds(self) -> tuple[float, float]:
         """Two numbers, a few millionths apart, between which the sum of all weights lies."""
-        known = self._found.bounds.get(self.temperature)
+        weighed = self._weighed()
+        return weighed.low, weighed.high
+
+    def rank(self, token: int) -> int:
+        """How many tokens come before one, most likely first, ties by id."""
+        value = self.logits[token]
+        equal = np.count_nonzero(self.logits[:token] == value)
+        return int(np.count_nonzero(self.logits > value) + equal)
+
+    def before(self, token: int) -> Before:
+        """Bounds of what the tokens before one weigh, most likely first, ties by id."""
+        return before(self.logits, self._weighed(), token, self.weight(token))
+
+    def mass_before(self, token: int) -> float:
+        """The sum of the weights of all tokens before one, in float64. Slow."""
+        value = self.logits[token]
+        larger = Row(self.logits[self.logits > value], self.largest, self.temperature)
+        ties = np.count_nonzero(self.logits[:token] == value)
+        return larger.mass() + ties * self.weight(token)
+
+    def weight(self, token: int) -> float:
+        """The weight of a token, in float64."""
+        return float(self.weights(slice(token, token + 1))[0])
+
+    def _weighed(self) -> Weighed:
+        known = self._found.weighed.get(self.temperature)
         if known is None:
-            known = self._found.bounds[self.temperature] = self._mass_bounds()
+            known = self._found.weighed[self.temperature] = self._weigh()
         return known
 
-    def _mass_bounds(self) -> tuple[float, float]:
-        if not _ORDINARY[0] <= self.temperature <= _ORDINARY[1]:
-            return self.mass(), self.mass()
-        floor = self.logits.dtype.type(self.largest - _FAR * self.temperature)
-        most = math.exp((float(floor) - self.largest) / self.temperature)  # of any weight below
-        sample = self.logits[::_STRIDE]
-        # Leaving out a few costs more than it saves; and among huge logits the floor is rounded, perhaps to the largest.
-        if 2 * np.count_nonzero(sample >= floor) > sample.size or most > 2 * math.exp(-_FAR):
-            return self._summed(self.logits)
-        near = self.logits[self.logits >= floor]
-        low, high = self._summed(near)
-        return low, high + (self.logits.size - near.size) * most
-
-    def _summed(self, logits: Logits) -> tuple[float, float]:
-        """Bounds of the sum of the weights of some of the logits."""
-        scratch = np.empty(min(_CHUNK, logits.size), np.float32)
-        largest, scale = self.logits.dtype.type(self.largest), np.float32(1 / self.temperature)
-        total = 0.0
-        for i in range(0, logits.size, _CHUNK):
-            chunk = logits[i : i + _CHUNK]
-            weights = scratch[: chunk.size]
-            np.subtract(chunk, largest, out=weights, casting="same_kind")
-            if scale != 1:
-                weights *= scale
-            np.exp(weights, out=weights)
-            total += float(weights.sum())
-        return total * (1 - _RELATIVE_ERROR), total * (1 + _RELATIVE_ERROR)
+    def _weigh(self) -> Weighed:
+        if self.temperature >= _COLDEST:
+            return weigh(self.logits, self.largest, self.temperature)
+        mass = self.mass()
+        return Weighed(self.weights(slice(None)).astype(np.float32), mass, mass)
 
 
-def largest_logit(logits: Logits, backend: str) -> float:
-    """The largest of the logits, `[V]`.
+def likeliest(logits: Logits, backend: str) -> int:
+    """The token with the largest of the logits, `[V]`, the lowest id of several.
 
     Raises:
         BackendError: naming `backend`, if a logit is NaN or +inf, or all are -inf.
     """
     if logits.ndim != 1 or not logits.size:
         raise BackendError(backend, "logits", f"shape {logits.shape} instead of [V]")
-    worst = int(np.argmax(logits))  # the first NaN if there is one
-    largest = float(logits[worst])
-    if not math.isfinite(largest):
-        reason = f"the logit of token {worst} is {largest}: the weights may be damaged"
+    token = int(np.argmax(logits))  # the first NaN if there is one
+    if not math.isfinite(logits[token]):
+        reason = f"the logit of token {token} is {logits[token]}: the weights may be damaged"
         raise BackendError(backend, "logits", reason)
-    return largest
+    return token
 
 
-def largest_ids(logits: Logits, count: int) -> Ids:
-    """Ids of the `count` largest logits, largest first, ties by id.
+def largest_logit(logits: Logits, backend: str) -> float:
+    """The largest of the logits, `[V]`.
 
-    The largest logit of a column is one logit, so at least `count` logits reach the `count`-th largest of the columns'.
-    That bound leaves a short list to sort, for one pass over the vocabulary.
+    Raises:
+        BackendError: as `likeliest`.
     """
-    size = logits.size
-    if count >= size:
-        return np.argsort(-logits, kind="stable")
-    columns = max(_COLUMNS, 4 * count)
-    source = _column_maxima(logits, columns) if columns < size else logits
-    bound = np.partition(source, source.size - count)[source.size - count]
-    listed = np.flatnonzero(logits >= bound)  # ascending, so that a stable sort keeps ties by id
-    return listed[np.argsort(-logits[listed], kind="stable")[:count]]
+    return float(logits[likeliest(logits, backend)])
 
 
 def place_of(number: float, weights: Weights) -> int:
@@ -208,7 +200,7 @@ def draws(row: Row, number: float) -> Iterator[int]:
     size = row.logits.size
     columns = size // _ROWS
     rows = -(-size // columns)
-    maxima = _column_maxima(row.logits, columns)
+    maxima = column_maxima(row.logits, columns)
     hot = _hottest(maxima, min(_SINGLES, columns))
     ids = (hot[:, None] + columns * np.arange(rows)).ravel()
     ids = ids[ids < size]
@@ -227,15 +219,6 @@ def draws(row: Row, number: float) -> Iterator[int]:
         weights = row.weights(np.minimum(tokens, size - 1))
         accepted = single | ((tokens < size) & (luck * tops[column] < weights))
         yield from tokens[accepted].tolist()
-
-
-def _column_maxima(logits: Logits, columns: int) -> Logits:
-    """Maxima of the columns of the logits in rows of so many. The last row may be short."""
-    whole = logits.size // columns * columns
-    maxima: Logits = logits[:whole].reshape(-1, columns).max(axis=0)
-    rest = logits[whole:]
-    np.maximum(maxima[: rest.size], rest, out=maxima[: rest.size])
-    return maxima
 
 
 def _hottest(maxima: Logits, count: int) -> Ids:

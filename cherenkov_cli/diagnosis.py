@@ -15,6 +15,7 @@ from cherenkov.errors import CherenkovError
 from cherenkov.processors import processors
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from cherenkov.backends.base import Backend
@@ -63,8 +64,12 @@ class Diagnosis:
         return asdict(self)
 
 
-def diagnose() -> Diagnosis:
-    """Look at everything. What fails becomes a problem of the diagnosis, and the rest is still looked at."""
+def diagnose(given: Mapping[str, Any] | None = None) -> Diagnosis:
+    """Look at everything. What fails becomes a problem of the diagnosis, and the rest is still looked at.
+
+    Args:
+        given: settings that override the others.
+    """
     found = Diagnosis(
         version=cherenkov.__version__,
         python=f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})",
@@ -81,7 +86,7 @@ def diagnose() -> Diagnosis:
         _look_at_data,
     ):
         try:
-            look(found)
+            look(found, given or {})
         except CherenkovError as error:
             if str(error) not in found.problems:
                 found.problems.append(str(error))
@@ -95,19 +100,19 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _look_at_memory(found: Diagnosis) -> None:
+def _look_at_memory(found: Diagnosis, _given: Mapping[str, Any]) -> None:
     from cherenkov.budget import available_memory
 
     found.memory = asdict(available_memory())
 
 
-def _look_at_settings(found: Diagnosis) -> None:
+def _look_at_settings(found: Diagnosis, given: Mapping[str, Any]) -> None:
     from cherenkov.config import explain
 
-    found.settings = [asdict(origin) for origin in explain()]
+    found.settings = [asdict(origin) for origin in explain(**given)]
 
 
-def _look_at_backends(found: Diagnosis) -> None:
+def _look_at_backends(found: Diagnosis, given: Mapping[str, Any]) -> None:
     from cherenkov.backends import available, create
     from cherenkov.backends.base import Options
     from cherenkov.config import load_settings
@@ -116,21 +121,21 @@ def _look_at_backends(found: Diagnosis) -> None:
         # A backend says what it would use, such as an instruction set, only once it is made.
         detail = _detail(create(backend.name)) if backend.usable else ""
         found.backends.append({**asdict(backend), "detail": detail})
-    settings = load_settings()
+    settings = load_settings(**given)
     options = Options(settings.threads, settings.precision, settings.isa)
     chosen = create(settings.backend, options)
     name, detail = chosen.name, _detail(chosen)
     found.chosen_backend = f"{name} ({detail})" if detail else name
 
 
-def _look_at_native(found: Diagnosis) -> None:
+def _look_at_native(found: Diagnosis, given: Mapping[str, Any]) -> None:
     """What the CPU kernels could use, and how fast memory feeds them: decoding is bounded by that."""
     from cherenkov.backends.native import instruction_sets, read_bandwidth, unavailable
     from cherenkov.config import load_settings
 
     found.native = {
         "instruction_sets": list(instruction_sets()),
-        "threads": load_settings().threads or processors(),
+        "threads": load_settings(**given).threads or processors(),
         "read_bandwidth_bytes_s": None,
         "not_measured": unavailable(),
     }
@@ -150,10 +155,10 @@ def _detail(backend: Backend[Any, Any]) -> str:
         backend.close()
 
 
-def _look_at_data(found: Diagnosis) -> None:
+def _look_at_data(found: Diagnosis, given: Mapping[str, Any]) -> None:
     from cherenkov.config import load_settings
 
-    folder = load_settings().data_dir
+    folder = load_settings(**given).data_dir
     nearest = _nearest_existing(folder)
     writable = _is_folder(nearest) and os.access(nearest, os.W_OK | os.X_OK)
     found.data = {

@@ -46,6 +46,10 @@ class Kept:
 
     def begin(self, prompt: Sequence[int]) -> State[Any]:
         """A state that `prompt` continues by at least one token: the longest there is. `undo` comes back to here."""
+        if (
+            self._is_open
+        ):  # whoever was there was interrupted before the undoing: who knows what the state holds
+            self._is_open, self._state, self._mark, self._start = False, None, None, None
         state, mark, backend = self._state, self._mark, self._engine.backend
         same = 0
         if state is not None:

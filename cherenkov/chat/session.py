@@ -47,10 +47,10 @@ class _Model(Protocol):
 
 
 class Session:
-    """A conversation with a model. Make one with `Model.session`; it must not outlive the model.
+    """A conversation with a model. Make one with `Model.session`.
 
     One turn at a time: while an answer is being made, another thread may `cancel` it or look at `history`, and is refused
-    anything else.
+    anything else. Once the model is closed it can be looked at and saved, and refuses all else.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Session:
         overflow: str = "error",
     ) -> None:
         """Use `Model.session`."""
+        responder.check_open()
         if overflow not in OVERFLOWS:
             raise RequestError(
                 f"overflow = {overflow!r:.80}: must be one of {', '.join(OVERFLOWS)}",
@@ -100,6 +101,7 @@ class Session:
             DiskError: the system refused to read it.
         """
         responder = model.responder
+        responder.check_open()
         session = cls.__new__(cls)
         session._begin_with(responder, read_record(path, responder.fingerprint))
         return session
@@ -188,6 +190,7 @@ class Session:
 
         Arguments and errors are those of `send`. The turn counts once `Finished` comes; whoever leaves before takes it back.
         """
+        self._responder.check_open()
         said = checked_said(message)
         self._record.settings.updated(options)  # refused now, not at the first piece
         offered = None if tools is None else ToolSet(tools)
@@ -200,6 +203,7 @@ class Session:
 
     def reset(self) -> None:
         """Forget all messages, and what they took. The settings stay."""
+        self._responder.check_open()
         with self._claimed():
             record = self._record
             self._kept = Kept(self._responder.engine)
@@ -209,6 +213,7 @@ class Session:
 
     def fork(self) -> Self:
         """The same conversation, to go on apart: with the same words it gives the same answers, bit for bit."""
+        self._responder.check_open()
         with self._claimed():
             other = type(self).__new__(type(self))
             other._begin_with(self._responder, self._record)
@@ -231,7 +236,8 @@ class Session:
     def _turn(
         self, said: list[dict[str, Any]], tools: ToolSet | None, options: Mapping[str, Any]
     ) -> Iterator[Event]:
-        with self._claimed():
+        self._claimed().take()
+        try:  # not `with`: an interrupt could come between its end and the release
             before = self._record
             settings = before.settings.updated(options)
             record = replace(
@@ -256,6 +262,8 @@ class Session:
             finally:
                 with self._responder.lock:
                     self._kept.undo()  # does nothing after a commit
+        finally:
+            self._busy.release()
 
     def _commit(
         self,
@@ -315,6 +323,14 @@ class _Claim:
         self._cancelled = cancelled
 
     def __enter__(self) -> None:
+        self.take()
+
+    def take(self) -> None:
+        """Claim it; whoever does releases the lock.
+
+        Raises:
+            RequestError: another has it.
+        """
         if not self._busy.acquire(blocking=False):
             raise RequestError(
                 "the session is busy with an answer: wait for it, cancel it, or fork before",

@@ -8,7 +8,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from cherenkov.errors import CorruptModel, DiskError
+from cherenkov.errors import CorruptModel, DiskError, RequestError
 from cherenkov.units import MIB
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CONFIG_LIMIT_BYTES",
     "LIMIT_BYTES",
+    "checked_path",
     "is_file",
     "is_there",
     "parse_object",
@@ -41,6 +42,22 @@ def is_there(path: Path) -> bool:
         DiskError: if the system does not let us look.
     """
     return _mode(path) is not None
+
+
+def checked_path(name: str, path: object) -> str:
+    """A path as text.
+
+    Args:
+        name: what to call it in an error.
+        path: text, or a path object.
+
+    Raises:
+        RequestError: if it is anything else.
+    """
+    text = path if isinstance(path, str) or not isinstance(path, os.PathLike) else os.fspath(path)
+    if not isinstance(text, str):
+        raise RequestError(f"{name} = {path!r:.80}: must be a path", param=name)
+    return text
 
 
 def is_file(path: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from cherenkov.checkpoint.documents import is_there, read_bytes
+from cherenkov.checkpoint.documents import checked_path, is_there, read_bytes
 from cherenkov.checkpoint.shards import vetted
 from cherenkov.errors import (
     CherenkovError,
@@ -110,7 +110,7 @@ def verify(path: str | os.PathLike[str], on_event: Listener = ignore) -> Report:
         UnsupportedModel: if a later release wrote it.
         DiskError: if the system refuses to read.
     """
-    path = Path(path)
+    path = Path(checked_path("path", path))
     try:
         store = PackedStore.open(path)
     except CorruptModel as error:

@@ -38,7 +38,8 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     Args:
         messages: each a mapping with a `role` (`system` or `developer`, `user`, `assistant`, `tool`) and a `content`: a
             string, or a list of `{"type": "text", "text": …}`. What the assistant said may have no content, and may have
-            `reasoning_content` and `tool_calls`; a tool's result may have a `tool_call_id`. Other keys are left away.
+            `reasoning_content` and `tool_calls`; a tool's result may have a `tool_call_id`. Whether somebody
+            called that tool is not checked. Other keys are left away.
 
     Returns:
         Mappings with `role`, `content`, and those of the other keys that were there. Parts are joined, arguments of calls

@@ -20,11 +20,15 @@ import threading
 import time
 from datetime import datetime
 from pathlib import Path
+from types import BuiltinMethodType, MethodType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import jinja2
+    from jinja2 import nodes
+    from jinja2.ext import Extension
     from jinja2.parser import Parser
+    from jinja2.runtime import Context
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 __all__ = ["main"]
@@ -33,6 +37,7 @@ _WATCH_INTERVAL_S = 0.02
 _OPEN_FILES = 16
 _JUDGED = 1000
 _DICT_ATTRIBUTES = frozenset(dir(dict))
+_METHODS = frozenset({BuiltinMethodType, MethodType})
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
@@ -86,10 +91,23 @@ class Renderer:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    # Jinja is found only once the first request said where it is.
+    environment = _sandbox()(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_generation(), "jinja2.ext.loopcontrols"],
+    )
+    del environment.globals["lipsum"]
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+# Jinja is found only once the first request said where it is.
+
+
+def _generation() -> type[Extension]:
     from jinja2 import nodes  # noqa: PLC0415
     from jinja2.ext import Extension  # noqa: PLC0415
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
 
     class Generation(Extension):
         """`{% generation %}` marks, for training, what the assistant says. Here it is only a scope of variables."""
@@ -101,8 +119,15 @@ def _environment() -> ImmutableSandboxedEnvironment:
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
 
+    return Generation
+
+
+def _sandbox() -> type[ImmutableSandboxedEnvironment]:  # noqa: C901 - three short methods
+    from jinja2.runtime import Macro  # noqa: PLC0415
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
+
     class Sandbox(ImmutableSandboxedEnvironment):
-        """The sandbox, quicker at what templates do most: reading attributes, and entries of dictionaries as such."""
+        """The sandbox, quicker at what templates do most: reading attributes, entries of dictionaries as such, and calls."""
 
         judged: dict[tuple[type, str], bool] = {}  # noqa: RUF012 - one environment a process
 
@@ -116,22 +141,32 @@ def _environment() -> ImmutableSandboxedEnvironment:
             return known
 
         def getattr(self, obj: Any, attribute: str) -> Any:  # type: ignore[explicit-override]
-            if type(obj) is not dict or attribute in _DICT_ATTRIBUTES:
-                return super().getattr(obj, attribute)
-            try:
-                return obj[attribute]
-            except KeyError:
-                return self.undefined(obj=obj, name=attribute)
+            if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+                try:
+                    return obj[attribute]
+                except KeyError:
+                    return self.undefined(obj=obj, name=attribute)
+            if self.judged.get((type(obj), attribute)):  # and found safe
+                value = getattr(obj, attribute, None)
+                # Formatting is for the sandbox to wrap, and what is not there for it to look for elsewhere.
+                if value is not None and type(value) not in _METHODS:
+                    return value
+            return super().getattr(obj, attribute)
 
-    environment = Sandbox(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[Generation, "jinja2.ext.loopcontrols"],
-    )
-    del environment.globals["lipsum"]
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
+        def call(self, context: Context, obj: Any, /, *args: Any, **given: Any) -> Any:  # type: ignore[explicit-override]
+            # Macros and methods of strings are safe to call, and need none of the looks that other objects do.
+            if type(obj) is Macro:
+                args = (context.eval_ctx, *args)
+            elif type(obj) is not BuiltinMethodType or type(obj.__self__) is not str:
+                return super().call(context, obj, *args, **given)
+            given.pop("_loop_vars", None)
+            given.pop("_block_vars", None)
+            try:
+                return obj(*args, **given)
+            except StopIteration:
+                return self.undefined("value was undefined because a callable stopped an iteration")
+
+    return Sandbox
 
 
 def _raise_exception(message: object) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import codecs
 import json
+from collections.abc import Iterable
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,7 +27,7 @@ from cherenkov.text.token_bytes import KNOWN, byte_fallback, spelling_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["Decoder", "Tokenizer"]
 
@@ -104,6 +106,8 @@ class Tokenizer:
         Raises:
             RequestError: if the text is no valid Unicode (lone surrogates, as from undecodable arguments).
         """
+        if not isinstance(text, str):
+            raise RequestError(f"the text is a {type(text).__name__}, not text", param="text")
         return self.encode_pieces([text] if special else self.controls.pieces(text))
 
     def encode_pieces(self, pieces: Iterable[str]) -> list[int]:
@@ -132,7 +136,15 @@ class Tokenizer:
         Args:
             ids: token ids.
             special: spell special tokens out instead of leaving them away.
+
+        Raises:
+            RequestError: if they are no whole numbers.
         """
+        if not isinstance(ids, Iterable) or isinstance(ids, str | bytes):
+            raise RequestError(f"the tokens are a {type(ids).__name__}, not a list", param="ids")
+        ids = list(ids)
+        if not all(isinstance(i, Integral) for i in ids):
+            raise RequestError("token ids must be whole numbers", param="ids")
         return b"".join(self.token_bytes(i, special=special) for i in ids).decode(
             "utf-8", "replace"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from cherenkov.errors import Cancelled, CherenkovError, RequestError
 from cherenkov_cli.lines import Lines
@@ -32,10 +34,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Chat", "command"]
 
+_SETTLED = {"system", "tools", "overflow", "max_tokens", "think", "stop", "seed", "logit_bias"} | {
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+}
+"""Options that a saved conversation brings its own of."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _HELP = """\
   /help          this list
-  /system TEXT   another system message; the conversation stays
+  /system TEXT   another system message, or none without TEXT; the conversation stays
   /reset         forget the conversation
   /save FILE     write the conversation to a file
   /load FILE     go on with one
@@ -50,7 +62,7 @@ A line that begins with two slashes is said with one. Ctrl-C ends an answer, whi
 @click.option("--system", metavar="TEXT", help="System message.")
 @click.option("--think", is_flag=True, help="Let the model think before it answers.")
 @click.option("--tools", metavar="FILE", help="Functions to offer, as a JSON list of schemas.")
-@click.option("--load", metavar="FILE", help="Go on with what /save wrote, and its settings.")
+@click.option("--load", metavar="FILE", help="Go on with what /save wrote, which settles the rest.")
 @click.option(
     "--overflow",
     type=click.Choice(["trim", "error"]),
@@ -69,6 +81,8 @@ def command(model: str, load: str | None, *, quiet: bool, **given: Any) -> int:
     from cherenkov.chat.options import Settings
     from cherenkov.text.tool_schema import ToolSet
 
+    if load is not None:
+        _check_settled(click.get_current_context())
     tools = read_tools(given["tools"])
     ToolSet(tools)
     options = sampling_of(given) | {
@@ -90,6 +104,21 @@ def command(model: str, load: str | None, *, quiet: bool, **given: Any) -> int:
                 system=given["system"], tools=tools, overflow=given["overflow"], **options
             )
         return Chat(loaded, session, Lines(), quiet=quiet).run()
+
+
+def _check_settled(context: click.Context) -> None:
+    """Refuse what the file of a conversation settles already."""
+    names = [
+        option.opts[0]
+        for option in context.command.params
+        if option.name in _SETTLED
+        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    ]
+    if names:
+        raise RequestError(
+            f"--load: the file settles {', '.join(names)} already: leave that out, or begin without it",
+            param="load",
+        )
 
 
 class Chat:
@@ -168,9 +197,11 @@ class Chat:
 
         dim = sys.stderr.isatty()
         reply, thinking, end = None, False, "\n"
-        with _interrupts(self._session.cancel):
+        with _interrupts(self._session.cancel) as asked:
             try:
                 for event in self._session.stream(said):
+                    if asked():  # perhaps before there was an answer to cancel
+                        self._session.cancel()
                     if isinstance(event, ReasoningDelta):
                         begin = _DIM if dim and not thinking else ""
                         print(begin + visible(event.text), end="", file=sys.stderr, flush=True)
@@ -209,8 +240,7 @@ class Chat:
         return results
 
     def _system(self, text: str) -> None:
-        if text:
-            self._session.system = text
+        self._session.system = text or None
         self._hint(f"system message: {visible(self._session.system or 'none')}")
 
     def _reset(self, _: str) -> None:
@@ -220,13 +250,14 @@ class Chat:
     def _save(self, path: str) -> None:
         if not path:
             raise RequestError("/save needs the name of a file")
+        path = os.path.expanduser(path)  # noqa: PTH111 - `expanduser` of paths fails for unknown users
         self._session.save(path)
         self._hint(f"(saved to {path})")
 
     def _load(self, path: str) -> None:
         if not path:
             raise RequestError("/load needs the name of a file")
-        self._session = self._model.load_session(path)
+        self._session = self._model.load_session(os.path.expanduser(path))  # noqa: PTH111
         self._hint(f"({len(self._session.history)} messages)")
 
     def _hint(self, text: str) -> None:
@@ -235,18 +266,23 @@ class Chat:
 
 
 @contextmanager
-def _interrupts(cancel: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C cancels, so that the step is finished first; the second one interrupts."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _interrupts(cancel: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C cancels, so that the step is finished first; the second one interrupts. Yields whether there was one."""
+    pressed = 0
 
     def handle(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        cancel()
+        nonlocal pressed
+        pressed += 1
+        if pressed == 1:
+            cancel()
+        elif pressed == 2:  # more of them would only disturb the clearing up
+            raise KeyboardInterrupt
 
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
     before = signal.signal(signal.SIGINT, handle)
     try:
-        yield
+        yield lambda: pressed > 0
     finally:
         signal.signal(signal.SIGINT, before)

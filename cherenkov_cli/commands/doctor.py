@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cherenkov.units import format_bytes
+from cherenkov_cli.options import load_settings_of
 from cherenkov_cli.show import complain, print_json, table
 
 if TYPE_CHECKING:
@@ -19,11 +20,14 @@ __all__ = ["command"]
 
 @click.command("doctor", short_help="Look at this machine, its backends and the settings.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-def command(as_json: bool) -> int:
+@click.option("--threads", type=int, metavar="N", help="As for run: 0 is one a core.")
+@click.option("--precision", metavar="NAME", help="As for run.")
+@click.option("--cpu-isa", metavar="NAME", help="As for run.")
+def command(as_json: bool, **given: Any) -> int:
     """Show what this machine has and what the settings are. Exits with 1 if something stands in the way."""
     from cherenkov_cli.diagnosis import diagnose
 
-    found = diagnose()
+    found = diagnose(load_settings_of(given))
     if as_json:
         print_json(found.as_dict())
     else:

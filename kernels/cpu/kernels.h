@@ -27,6 +27,25 @@ struct Partial {
     float* out;
 };
 
+// Of some logits: the weights of those above a value, and how many equal it.
+struct LogitTally {
+    float mass;
+    int32_t equal;
+};
+
+// Logits that the functions below take at a time, at most: so many weights are summed in float.
+constexpr int logit_piece = 128;
+
+// Passes over pieces of a row of logits.
+template <typename T>
+struct LogitKernels {
+    // weights = exp((logits - largest) * inverse), where `largest` is the largest of the row; returns their sum.
+    float (*weigh)(const T* logits, int n, double largest, double inverse, float* weights);
+    LogitTally (*tally)(const T* logits, const float* weights, int n, T value);
+    // maxima = max(maxima, logits), for any n
+    void (*raise)(T* maxima, const T* logits, int n);
+};
+
 struct Kernels {
     const char* name;
     Precision preferred;   // the default
@@ -94,6 +113,11 @@ struct Kernels {
                    int first, int count, float* scratch, Partial out);
     // Folds `next` into `into`.
     void (*merge)(Partial into, Partial next, int heads, int dim);
+
+    // --- logits ---------------------------------------------------------------------------------------------------
+
+    LogitKernels<float> floats;
+    LogitKernels<double> doubles;
 };
 
 extern const Kernels portable_kernels;

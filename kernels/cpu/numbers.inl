@@ -356,6 +356,8 @@ void merge(Partial into, Partial next, int heads, int dim) {
     }
 }
 
+#include "logits.inl"
+
 constexpr uint8_t precisions_offered() {
     uint8_t mask = 1;
     if (Isa::has_bf16) mask |= 1 << static_cast<int>(Precision::bf16);
@@ -366,5 +368,6 @@ constexpr uint8_t precisions_offered() {
 constexpr Kernels make_kernels(const char* name, Precision preferred) {
     return {name, preferred, precisions_offered(), packed_bytes, pack, multiply, rms_norm, unit, dot, add_scaled, add,
             scale, silu_scaled, silu_times, times_sigmoid, times_silu, mix_streams, convolve, softmax, argmax, combine,
-            add_product, pair_dots, correct, rotate, block_scores, attend, merge};
+            add_product, pair_dots, correct, rotate, block_scores, attend, merge, logit_kernels<float>(),
+            logit_kernels<double>()};
 }

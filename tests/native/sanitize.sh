@@ -38,7 +38,7 @@ LD_PRELOAD="$runtime $library" ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 UBSAN
     "$python" -m pytest -q -o pythonpath= -p no:cacheprovider --timeout=600 "$@" \
     tests/backends/test_native_matrices.py tests/backends/test_native_operations.py \
     tests/backends/test_native_independence.py tests/backends/test_native_limits.py \
-    tests/backends/test_layer_steps.py
+    tests/backends/test_layer_steps.py tests/unit/test_passes.py
 
 "$compiler" -std=c++20 -O1 -g -fsanitize=thread -pthread -I "$root/kernels/cpu" \
     "$root/tests/native/pool_test.cpp" "$root/kernels/cpu/steal_pool.cpp" -o "$work/pool_test"

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cherenkov.errors import RequestError
+from cherenkov.errors import Cancelled, RequestError
+from cherenkov_cli.commands.chat import Chat
 from cherenkov_cli.lines import Lines
 from cherenkov_cli.main import run
 
@@ -99,14 +100,44 @@ def test_commands(chat, tmp_path):
     for words in (
         "/save FILE",
         "system message: Be brief.",
+        "system message: none",
         "(forgotten)",
         f"saved to {path}",
         "(3 messages)",
     ):
         assert words in err
     assert json.loads(path.read_bytes())["system"] == "Be brief."
-    code, _, err = chat("/system\n", "--load", str(path))
-    assert (code, "Be brief." in err) == (0, True)
+    copy = tmp_path / "copy.json"
+    assert chat(f"/save {copy}\n", "--load", str(path))[0] == 0
+    assert json.loads(copy.read_bytes())["system"] == "Be brief."
+
+
+def test_a_home_is_found(chat, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, _, err = chat(f"{QUESTION}\n/save ~/talk.json\n/reset\n/load ~/talk.json\n")
+    assert (code, "(2 messages)" in err) == (0, True)
+    assert (tmp_path / "talk.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--system", "x"], "--system"),
+        (["--temperature", "0", "--seed", "3"], "--temperature, --seed"),
+        (["--tools", "absent.json"], "--tools"),
+        (["--overflow", "trim"], "--overflow"),
+        (["--stop", "x", "--think", "--max-tokens", "3"], "--max-tokens, --think, --stop"),
+        (["--top-k", "3", "--top-p", "0.5", "--min-p", "0.1"], "--top-k, --top-p, --min-p"),
+        (["--presence-penalty", "1", "--frequency-penalty", "1"], "--presence-penalty, --freq"),
+        (["--repetition-penalty", "2", "--logit-bias", "1=1"], "--repetition-penalty, --logit-"),
+    ],
+)
+def test_what_a_loaded_conversation_settles_is_not_ignored(chat, options, named):
+    code, out, err = chat("hi\n", "--load", "absent.json", *options, "-q")
+    assert (code, out) == (1, "")
+    assert err.startswith("cherenkov: --load: the file settles ")
+    assert named in err
+    assert err.count("\n") == 1
 
 
 def test_a_failure_is_one_line_and_the_chat_goes_on(chat, tmp_path):
@@ -218,15 +249,26 @@ class Terminal:
         """Read until `text` has come after what was waited for before."""
         limit = time.monotonic() + timeout_s
         while text not in self.seen:
-            left = limit - time.monotonic()
-            if left <= 0 or not select.select([self.end], [], [], left)[0]:
-                pytest.fail(f"no {text!r} in {self.seen!r}")
-            try:
-                self.seen += os.read(self.end, 4096).decode("utf-8", "replace")
-            except OSError:
-                pytest.fail(f"the end without {text!r}: {self.seen!r}")
+            self.read(limit, f"no {text!r}")
         before, _, self.seen = self.seen.partition(text)
         return before
+
+    def wait_for_an_answer(self, timeout_s=60):
+        """Read on into the line after the one that was written: what answers is at work then."""
+        self.wait_for("\n", timeout_s)
+        limit = time.monotonic() + timeout_s
+        while not self.seen.strip():
+            self.read(limit, "no answer")
+
+    def read(self, limit, complaint):
+        """What there is to read, at the latest by `limit`."""
+        left = limit - time.monotonic()
+        if left <= 0 or not select.select([self.end], [], [], left)[0]:
+            pytest.fail(f"{complaint} in {self.seen!r}")
+        try:
+            self.seen += os.read(self.end, 4096).decode("utf-8", "replace")
+        except OSError:
+            pytest.fail(f"{complaint} before the end: {self.seen!r}")
 
     def close(self):
         self.process.kill()
@@ -242,13 +284,13 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(glow_store):
         terminal.wait_for("> ")
         terminal.write("Tell me a story.\n")
         terminal.wait_for("story.")
-        time.sleep(1)
+        terminal.wait_for_an_answer()
         os.kill(terminal.process.pid, signal.SIGINT)
         terminal.wait_for("cancelled")
         terminal.wait_for("> ")
         terminal.write("And another.\n")
         terminal.wait_for("another.")
-        time.sleep(0.5)
+        terminal.wait_for_an_answer()
         os.kill(terminal.process.pid, signal.SIGINT)  # twice, by someone who cannot wait
         os.kill(terminal.process.pid, signal.SIGINT)
         terminal.wait_for("cancelled")
@@ -265,6 +307,38 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(glow_store):
         assert terminal.process.wait(30) == 0
     finally:
         terminal.close()
+
+
+class Barely:
+    """A session whose answer is not there to be cancelled when Ctrl-C comes, and which notices at the next piece."""
+
+    history, system, forgotten = (), None, 0
+
+    def __init__(self, presses):
+        self.presses = presses
+        self.is_answering = self.cancelled = False
+
+    def cancel(self):
+        self.cancelled = self.is_answering
+
+    def stream(self, _):
+        from cherenkov.chat.replies import TextDelta
+
+        for _ in range(self.presses):
+            os.kill(os.getpid(), signal.SIGINT)
+        self.is_answering = True
+        for _ in range(3):
+            yield TextDelta("piece ")
+            if self.cancelled:
+                raise Cancelled("the answer was cancelled")
+
+
+@pytest.mark.parametrize("presses", [1, 2, 5])
+def test_an_early_ctrl_c_is_not_lost(capsys, presses):
+    before = signal.getsignal(signal.SIGINT)
+    Chat(None, Barely(presses), None, quiet=True)._take("Tell me a story.")
+    assert "(cancelled" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_completion():

@@ -230,6 +230,20 @@ def test_doctor_measures_with_the_threads_that_are_set(monkeypatch, capsys):
     assert "memory is read at  12.3 GB/s by 3 threads" in capsys.readouterr().out
 
 
+def test_doctor_takes_options_as_other_commands_do(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(native, "unavailable", lambda: "")
+    monkeypatch.setattr(native, "read_bandwidth", lambda n: asked.append(n) or 12.34e9)
+    isa = native.instruction_sets()[-1:]
+    code = run(["doctor", "--threads", "3", *[f"--cpu-isa={name}" for name in isa]])
+    out = capsys.readouterr().out
+    assert (code, asked) == (0, [3])
+    assert "(argument)" in out
+    assert all(f"taken: native ({name}, 3 threads" in out for name in isa)
+    assert run(["doctor", "--threads", "-1"]) == 1
+    assert "threads = -1 (argument)" in capsys.readouterr().err
+
+
 def test_doctor_says_what_it_could_not_measure(monkeypatch, capsys):
     def no_memory(_):
         raise CapacityError("no memory for that")

@@ -7,8 +7,9 @@ import pytest
 
 from cherenkov.nucleus import Nucleus
 from cherenkov.occurrences import Occurrences
+from cherenkov.passes import largest_ids
 from cherenkov.sampling import Sampling, choose
-from cherenkov.selection import DRAW_AT_LEAST, Row, draws, largest_ids
+from cherenkov.selection import DRAW_AT_LEAST, Row, draws
 
 V = 248_320
 
@@ -109,7 +110,7 @@ def test_members_of_a_nucleus_are_known_one_by_one(spread, top_p):
     """Without sorting it, however wide, ties included."""
     random = np.random.default_rng(7)
     row = (random.standard_normal(20_000) * spread).round(1 if spread > 1 else 3)
-    nucleus = Nucleus.of(Row(row, float(row.max()), 1.0), top_p)
+    nucleus = Nucleus(Row(row, float(row.max()), 1.0), top_p=top_p)
     weights = np.exp(row - row.max())
     order = np.argsort(-weights, kind="stable")
     size = 1 + int((np.cumsum(weights[order]) < top_p * weights.sum()).sum())
@@ -123,7 +124,7 @@ def test_members_of_a_nucleus_are_known_one_by_one(spread, top_p):
 def test_drawing_from_a_wide_nucleus_follows_the_weights():
     random, trials = np.random.default_rng(9), 1500
     row = random.standard_normal(8000).astype(np.float32) * 2
-    ids, weights = Nucleus.of(Row(row, float(row.max()), 1.0), 0.9).members()
+    ids, weights = Nucleus(Row(row, float(row.max()), 1.0), top_p=0.9).members()
     assert ids.size > 1024
     quarters = [0.25, 0.5, 0.75, 1.0]
     shares = np.searchsorted(np.cumsum(weights) / weights.sum(), quarters)
