@@ -253,6 +253,24 @@ class Terminal:
         before, _, self.seen = self.seen.partition(text)
         return before
 
+    def interrupt_until(self, text, presses=20):
+        """Press Ctrl-C until `text` comes.
+
+        Of a signal that arrives between the prompt's appearance and its wait for a key, the interpreter takes note at
+        the next key: whoever sits there presses again.
+        """
+        for _ in range(presses):
+            os.kill(self.process.pid, signal.SIGINT)
+            limit = time.monotonic() + 3
+            while (
+                text not in self.seen
+                and select.select([self.end], [], [], max(0, limit - time.monotonic()))[0]
+            ):
+                self.read(limit + 1, f"no {text!r}")
+            if text in self.seen:
+                return self.wait_for(text)
+        return pytest.fail(f"no {text!r} in {self.seen!r}")
+
     def wait_for_an_answer(self, timeout_s=60):
         """Read on into the line after the one that was written: what answers is at work then."""
         self.wait_for("\n", timeout_s)
@@ -295,8 +313,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(glow_store):
         os.kill(terminal.process.pid, signal.SIGINT)
         terminal.wait_for("cancelled")
         terminal.wait_for("> ")
-        os.kill(terminal.process.pid, signal.SIGINT)  # at the prompt: another prompt
-        terminal.wait_for("> ")
+        terminal.interrupt_until("> ")  # at the prompt: another prompt
         terminal.write("/system\n")
         terminal.wait_for("system message: none")
         terminal.wait_for("> ")
