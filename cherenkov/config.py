@@ -45,8 +45,12 @@ class Settings(BaseModel):
     """Memory for experts: `adaptive`, `max`, or GB."""
     check_records: Literal["first", "always", "never"] = "first"
     """Compare the checksum of a record that is read: the first time, each time, or never."""
+    readers: int = Field(default=0, ge=0, le=8)
+    """Experts that are read from disk at a time; 0 for the library's choice."""
+    lookahead: Literal["auto", "on", "off"] = "auto"
+    """Read what the next layer will likely need: while that is faster, always, or never."""
 
-    @field_validator("threads", "context_tokens", mode="before")
+    @field_validator("threads", "readers", "context_tokens", mode="before")
     @classmethod
     def _not_a_truth_value(cls, value: object) -> object:
         if isinstance(value, bool):
