@@ -170,6 +170,7 @@ class ExpertStore:
             kept += self._lease.kept
         emptied = self._slots.vacate(count, kept)
         missing = missing[: len(emptied)]
+        self._settle()  # the eviction must not take an earlier use of the layer for the one that is expected
         self._counts.note_predictions(missing)
         self._slots.fetch(missing, emptied, self.stats.prediction, required=False)
 
