@@ -67,6 +67,7 @@ class Slots:
         table: int32 `[layers, experts]`, the slot of each record that is in memory, or -1.
         record_in: int64 `[slots]`, the record in each slot, or -1.
         coming: reads under way, by record.
+        promised: records that predictions read for layers that have not run yet. Not emptied either, while others can be.
         unasked: records in memory that predictions brought and no layer has asked for yet.
     """
 
@@ -84,6 +85,7 @@ class Slots:
         self._slot_of = self.table.reshape(-1)
         self.record_in: NDArray[np.int64] = np.full(len(memory), NOTHING, dtype=np.int64)
         self.coming: dict[int, Coming] = {}
+        self.promised: set[int] = set()
         self.unasked: set[int] = set()
         self._memory = memory
         self._reader = reader
@@ -134,6 +136,8 @@ class Slots:
             self._settled[slot] = False
             self.coming[record] = self._awaiting[slot]
             self._eviction.arrived(slot, record, predicted=not required)
+        if not required:
+            self.promised.update(records)
         kind.requested += len(records)
         kind.requested_bytes += len(records) * self._reader.stride_bytes
         reads.submit(records, slots, required)
@@ -154,8 +158,9 @@ class Slots:
             self._end(slot)
             self._eviction.left(slot)
 
-    def cancel_predictions(self) -> None:
-        """Take back every read ahead that has not begun."""
+    def give_up_predictions(self) -> None:
+        """Take back every read ahead that has not begun; keep no slot for those that have."""
+        self.promised.clear()
         self.cancel([c.record for c in self.coming.values() if not c.required])
 
     def land(self, *, wait: bool) -> list[Coming]:
@@ -192,6 +197,7 @@ class Slots:
         self._tell()
         allowed = self._settled.copy()
         allowed[kept] = False
+        allowed[[slot for r in self.promised if (slot := self._slot_of[r]) != NOTHING]] = False
         count = max(count, min(_MOST_RANKED, len(allowed) // 8))
         self._ranked.extend(self._eviction.victims(count, allowed).tolist())
         self._spared.clear()

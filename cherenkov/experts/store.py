@@ -155,6 +155,7 @@ class ExpertStore:
         """
         distinct = _distinct(ids)
         records = (distinct + layer * self.experts).tolist()
+        self._slots.promised -= self._expected.get(layer, set())
         self._expected[layer] = set(records)
         slots = self._slots.table[layer].take(distinct).tolist()
         missing = [
@@ -232,8 +233,8 @@ class ExpertStore:
         if not lease.unplaced:
             return
         slots = self._slots.vacate(len(lease.unplaced), lease.kept)
-        if len(slots) < len(lease.unplaced) and self._slots.coming:
-            self._slots.cancel_predictions()
+        if len(slots) < len(lease.unplaced):
+            self._slots.give_up_predictions()
             slots += self._slots.vacate(len(lease.unplaced) - len(slots), [*lease.kept, *slots])
         records, lease.unplaced = lease.unplaced[: len(slots)], lease.unplaced[len(slots) :]
         if records:
@@ -264,6 +265,7 @@ class ExpertStore:
         expected = self._expected.pop(layer, None)
         if expected is None:
             return
+        self._slots.promised -= expected
         self.stats.predictions += len(expected)
         self.stats.right_predictions += len(expected & asked)
         self.stats.predicted_asks += len(asked)

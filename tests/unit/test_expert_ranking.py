@@ -83,3 +83,32 @@ def test_a_slot_that_is_being_read_into_is_nobodys(store):
     for record in residents(store):
         slot = store.slot_table.flat[record]
         assert (store.pool.memory[slot] == record % 251).all()
+
+
+def land(store):
+    while store._slots.coming:
+        store._land(wait=True)
+
+
+def test_what_is_expected_stays_until_its_layer_has_run(store):
+    expected = list(range(8))
+    store.expect(1, np.array(expected, dtype=np.int32))
+    land(store)
+    for layer in (0, 2, 3):
+        for first in range(0, EXPERTS, 8):
+            ask(store, layer, range(first, first + 8))
+    assert (store.slot_table[1, expected] >= 0).all()
+    ask(store, 1, [0, 1])
+    for layer in (0, 2, 3):
+        ask(store, layer, range(EXPERTS))
+    assert (store.slot_table[1, expected] < 0).all()
+
+
+def test_what_is_expected_makes_way_where_nothing_else_can(path):
+    pool = ExpertPool(LAYOUT, np.zeros((8, STRIDE), dtype=np.uint8))
+    store = ExpertStore(pool, RecordReader(path, STRIDE, EXPERTS, None), LAYERS, EXPERTS)
+    store.most_ahead = 8
+    store.expect(1, np.arange(8, dtype=np.int32))
+    land(store)
+    ask(store, 0, range(8))
+    store.close()
