@@ -240,7 +240,7 @@ def test_damaged_ones_are_refused(store: Path) -> None:
 
 
 def test_widths_that_make_no_sense(source: Path, store: Path, tmp_path: Path) -> None:
-    refused(store, ConfigError, "holds 4-bit experts", bits=8)
+    refused(store, ConfigError, "must be 4, as the store's are, or 3 or 2", bits=8)
     for widths in ([5], [8, 3], [0]):
         with pytest.raises(ConfigError, match="must be 4, as the store is, or 3 or 2"):
             prepare(store, experts=widths)
