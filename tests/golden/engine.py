@@ -64,7 +64,7 @@ class Engine:
             reader,
             section.layers,
             section.experts,
-            eviction=POLICIES[policy],
+            policy=POLICIES[policy],
             lookahead=lookahead,
         )
         self.network: Any = family_of(opened.config).build(opened, self.ops, self.experts)

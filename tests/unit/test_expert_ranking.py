@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cherenkov.backends.base import ExpertPool
+from cherenkov.experts.policy import Lru
 from cherenkov.experts.reader import RecordReader
 from cherenkov.experts.store import ExpertStore
 from cherenkov.packing.layout import ExpertLayout
@@ -25,7 +26,8 @@ def path(tmp_path_factory):
 @pytest.fixture
 def store(path):
     pool = ExpertPool(LAYOUT, np.zeros((SLOTS, STRIDE), dtype=np.uint8))
-    store = ExpertStore(pool, RecordReader(path, STRIDE, EXPERTS, None), LAYERS, EXPERTS)
+    reader = RecordReader(path, STRIDE, EXPERTS, None)
+    store = ExpertStore(pool, reader, LAYERS, EXPERTS, policy=Lru)
     yield store
     store.close()
 
@@ -106,7 +108,8 @@ def test_what_is_expected_stays_until_its_layer_has_run(store):
 
 def test_what_is_expected_makes_way_where_nothing_else_can(path):
     pool = ExpertPool(LAYOUT, np.zeros((8, STRIDE), dtype=np.uint8))
-    store = ExpertStore(pool, RecordReader(path, STRIDE, EXPERTS, None), LAYERS, EXPERTS)
+    reader = RecordReader(path, STRIDE, EXPERTS, None)
+    store = ExpertStore(pool, reader, LAYERS, EXPERTS, policy=Lru)
     store.most_ahead = 8
     store.expect(1, np.arange(8, dtype=np.int32))
     land(store)

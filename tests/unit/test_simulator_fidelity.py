@@ -34,11 +34,11 @@ def asked(seed):
             yield layer, rng.choice(EXPERTS, (1, TOP_K), replace=False, p=p).astype(np.int32)
 
 
-def run(path, slots, eviction):
+def run(path, slots, policy):
     """Misses of a store, and the trace it was asked."""
     memory = np.zeros((slots, LAYOUT.stride_bytes), dtype=np.uint8)
     reader = RecordReader(path, LAYOUT.stride_bytes, EXPERTS, None)
-    store = ExpertStore(ExpertPool(LAYOUT, memory), reader, LAYERS, EXPERTS, eviction=eviction)
+    store = ExpertStore(ExpertPool(LAYOUT, memory), reader, LAYERS, EXPERTS, policy=policy)
     recorder = Recorder(LAYERS, EXPERTS)
     store.listener = recorder
     try:
