@@ -175,13 +175,16 @@ class Slots:
         return [self._take(*read) for read in landed]
 
     def close(self) -> None:
-        """Stop reading. What was under way is forgotten."""
+        """Stop reading, and let go of the memory. What was under way is forgotten."""
         if self._reads is not None:
             self._reads.close()
             self._reads = None
         for slot in list(self._awaiting):
             self._end(slot)
             self._policy.left(slot)
+        self.table.fill(NOTHING)
+        self.record_in.fill(NOTHING)
+        self._memory = self._memory[:0].copy()  # a view would keep all of it
 
     def _pick(self, count: int, kept: list[int]) -> list[int]:
         """Up to `count` of the ranked slots that may be emptied now."""

@@ -88,7 +88,7 @@ class ExpertStore:
     @property
     def slots(self) -> int:
         """Records that fit in memory at once."""
-        return self.pool.slots
+        return len(self._slots.record_in)
 
     @property
     def resident(self) -> int:
@@ -187,9 +187,10 @@ class ExpertStore:
         self.stats.hits += ids.size if rows == 1 else sum(len(np.unique(each)) for each in ids)
 
     def close(self) -> None:
-        """Stop reading and close the file. Slots are the backend's to free."""
+        """Stop reading, close the file, and let go of the pool's memory, also while something still holds the store."""
         self._slots.close()
         self._reader.close()
+        self.pool = ExpertPool(self.pool.layout, self.pool.memory[:0].copy())
 
     # what a lease uses
 

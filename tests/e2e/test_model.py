@@ -1,6 +1,8 @@
 """The library as a notebook uses it, on Glow."""
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -332,3 +334,14 @@ def test_a_stop_string(model):
     assert model.generate(QUESTION, stop="Paris.\nzz") == ANSWER
     with pytest.raises(RequestError, match="stop"):
         model.generate(QUESTION, stop=[""])
+
+
+def test_a_closed_model_holds_no_pool_though_its_variable_lives_on(glow_store):
+    with Model.load(glow_store, context_tokens=128) as model:
+        model.generate(QUESTION)
+        slots, memory = model.experts.slots, weakref.ref(model.experts.pool.memory)
+        assert model.experts.resident > 0
+    gc.collect()
+    assert memory() is None
+    assert (model.experts.slots, model.experts.resident) == (slots, 0)
+    assert model.experts.stats.hits > 0
