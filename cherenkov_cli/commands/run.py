@@ -16,8 +16,10 @@ from cherenkov_cli.options import (
     read_tools,
     sampling_of,
     sampling_options,
+    stats_options,
 )
 from cherenkov_cli.show import Reporter, answer_as_json, call_line, say, summary, table
+from cherenkov_cli.statistics import Statistics
 
 if TYPE_CHECKING:
     from cherenkov.comparison import Difference
@@ -91,6 +93,7 @@ class _Options:
 @click.option("--check", is_flag=True, help="Compare with the reference backend, layer by layer.")
 @sampling_options
 @engine_options
+@stats_options
 def command(model: str, repeat: int, check: bool, **given: Any) -> int:
     """Answer PROMPT with MODEL.
 
@@ -98,6 +101,7 @@ def command(model: str, repeat: int, check: bool, **given: Any) -> int:
     "-" to read standard input.
     """
     options = _Options.of(given)
+    statistics = Statistics.of(given)
 
     from cherenkov.model import Model
 
@@ -106,6 +110,7 @@ def command(model: str, repeat: int, check: bool, **given: Any) -> int:
     with loaded:
         for _ in range(repeat):
             _answer(loaded, options)
+        statistics.give(loaded)
         return _check(loaded, options) if check else 0
 
 

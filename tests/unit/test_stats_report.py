@@ -1,5 +1,6 @@
 """The report on experts: its numbers, its file, and what it refuses."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -148,7 +149,7 @@ def broken(document, place, value):
 def test_wrong_contents_are_named(text, tmp_path, place, value, said):
     path = tmp_path / "x.json"
     path.write_text(json.dumps(broken(json.loads(text), place, value)))
-    with pytest.raises(CorruptModel, match="x.json") as caught:
+    with pytest.raises(CorruptModel, match=r"x\.json") as caught:
         Report.read(path)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -193,10 +194,8 @@ def test_any_damage_is_found_or_does_no_harm(text, tmp_path_factory, data):
     damaged = bytearray(text.encode())
     damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(damaged)
-    try:
+    with contextlib.suppress(CherenkovError):  # nothing else, that is
         assert Report.read(path).layers == LAYERS
-    except CherenkovError as error:
-        assert "\n" not in str(error)
 
 
 # --- the time line
