@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from cherenkov.budget import Plan
     from cherenkov.packing.store import PackedStore
 
-__all__ = ["describe", "engine_of", "open_experts", "text_folder"]
+__all__ = ["Streaming", "describe", "engine_of", "open_experts", "text_folder"]
 
 
 def describe(backend: Backend[Any, Any]) -> str:
@@ -27,23 +28,40 @@ def describe(backend: Backend[Any, Any]) -> str:
     return f"{backend.name} ({backend.detail})" if backend.detail else backend.name
 
 
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """How experts come from disk; the settings of these names, and `check_records`."""
+
+    check: str = "first"
+    readers: int = 0
+    lookahead: str = "auto"
+
+
 def open_experts(
-    store: PackedStore, backend: Backend[Any, Any], slots: int, *, check: str
+    store: PackedStore, backend: Backend[Any, Any], slots: int, how: Streaming
 ) -> ExpertStore:
-    """The experts of a store, in a pool of so many slots; `check` says when checksums are compared."""
+    """The experts of a store, in a pool of so many slots."""
     section = store.manifest.experts
     sums = None
-    if check != "never" and store.integrity is not None:
+    if how.check != "never" and store.integrity is not None:
         sums = np.array(store.integrity.records, dtype=np.uint64)
     reader = RecordReader(
         store.experts_path,
         store.expert_layout.stride_bytes,
         section.experts,
         sums,
-        every_time=check == "always",
+        every_time=how.check == "always",
+        threads=how.readers,
     )
     pool = backend.pool(store.expert_layout, slots)
-    return ExpertStore(pool, reader, section.layers, section.experts, eviction=POLICIES[DEFAULT])
+    return ExpertStore(
+        pool,
+        reader,
+        section.layers,
+        section.experts,
+        eviction=POLICIES[DEFAULT],
+        lookahead=how.lookahead,
+    )
 
 
 def engine_of(

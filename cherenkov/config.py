@@ -47,8 +47,12 @@ class Settings(BaseModel):
     """Bits of the routed experts; None for those of the store, 3 or 2 for what was made from them."""
     check_records: Literal["first", "always", "never"] = "first"
     """Compare the checksum of a record that is read: the first time, each time, or never."""
+    readers: int = Field(default=0, ge=0, le=8)
+    """Experts that are read from disk at a time; 0 for the library's choice."""
+    lookahead: Literal["auto", "on", "off"] = "auto"
+    """Read what the next layer will likely need: while that is faster, always, or never."""
 
-    @field_validator("threads", "context_tokens", "experts", mode="before")
+    @field_validator("threads", "readers", "context_tokens", "experts", mode="before")
     @classmethod
     def _not_a_truth_value(cls, value: object) -> object:
         if isinstance(value, bool):

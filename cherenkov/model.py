@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from typing_extensions import override
 
 from cherenkov.architectures import family_of
-from cherenkov.assembly import describe, engine_of, open_experts, text_folder
+from cherenkov.assembly import Streaming, describe, engine_of, open_experts, text_folder
 from cherenkov.backends import create
 from cherenkov.backends.base import Backend, Options
 from cherenkov.budget import available_memory, demand_of, make_plan
@@ -37,7 +37,6 @@ from cherenkov.text.tool_schema import ToolSet
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
     from types import TracebackType
 
     import numpy as np
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from cherenkov.budget import Plan
     from cherenkov.chat.options import ChatOptions
     from cherenkov.chat.replies import Event
-    from cherenkov.config import Settings as Config
+    from cherenkov.config import Settings as Configuration
     from cherenkov.generate import Step
     from cherenkov.text.stops import StopMatcher
 
@@ -74,18 +73,18 @@ class Model:
         backend: Backend[Any, Any],
         *,
         plan: Plan,
-        check_records: str = "first",
+        streaming: Streaming | None = None,
     ) -> None:
         self.path = store.path
         self.plan = plan
         self._store = store
         self._backend = backend
-        self._check_records = check_records
+        self._streaming = streaming or Streaming()
         folder = text_folder(store)
         self._tokenizer = Tokenizer.open(folder)
         self._sizes = family_of(store.config).sizes(store.config)
         self._backend_name = describe(backend)
-        self.experts = open_experts(store, backend, plan.slots, check=check_records)
+        self.experts = open_experts(store, backend, plan.slots, self._streaming)
         try:
             self._engine = engine_of(store, backend, self.experts, plan)
         except BaseException:
@@ -114,6 +113,8 @@ class Model:
         precision: str | None = None,
         isa: str | None = None,
         check_records: str | None = None,
+        readers: int | None = None,
+        lookahead: str | None = None,
         on_event: Listener = ignore,
     ) -> Self:
         """Open a model, preparing it first if need be.
@@ -129,6 +130,8 @@ class Model:
             precision: of activations inside matrix products: `float32`, `bf16`, `int16`, `int8`.
             isa: instruction set of the native backend.
             check_records: compare the checksum of a record that is read: `first` time, `always`, `never`.
+            readers: experts that are read from disk at a time, 1 to 8.
+            lookahead: read what the next layer will likely need: `auto` (while that is faster), `on`, `off`.
             on_event: told of progress and choices. What is left out comes from the settings.
 
         Raises:
@@ -147,16 +150,17 @@ class Model:
             "precision": precision,
             "isa": isa,
             "check_records": check_records,
+            "readers": readers,
+            "lookahead": lookahead,
         }
         if not callable(on_event):
             raise RequestError(f"on_event = {on_event!r:.80}: must be a function", param="on_event")
         settings = load_settings(**{k: v for k, v in asked.items() if v is not None})
-        return cls._opened(locate(selector, on_event), settings)
+        store = at_precision(PackedStore.open(locate(selector, on_event)), settings.experts)
+        return cls._open(store, settings)
 
     @classmethod
-    def _opened(cls, folder: Path, settings: Config) -> Self:
-        """The model of a store, within a plan of its memory."""
-        store = at_precision(PackedStore.open(folder), settings.experts)
+    def _open(cls, store: PackedStore, settings: Configuration) -> Self:
         options = Options(settings.threads, settings.precision, settings.isa)
         made = create(settings.backend, options)
         try:
@@ -166,7 +170,8 @@ class Model:
                 context_tokens=settings.context_tokens,
                 pool=settings.pool,
             )
-            return cls(store, made, plan=plan, check_records=settings.check_records)
+            streaming = Streaming(settings.check_records, settings.readers, settings.lookahead)
+            return cls(store, made, plan=plan, streaming=streaming)
         except BaseException:
             made.close()
             raise
@@ -420,7 +425,7 @@ class Model:
         check_real("margin", margin, 0, math.inf, "a number, 0 or more")
         admit_reference(self.plan, available_memory())
         reference = create("reference")
-        experts = open_experts(self._store, reference, self.plan.slots, check=self._check_records)
+        experts = open_experts(self._store, reference, self.plan.slots, self._streaming)
         engine = engine_of(self._store, reference, experts, self.plan)
         try:
             with self._responder.lock:

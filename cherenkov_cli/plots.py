@@ -156,6 +156,7 @@ def _draw_bytes(axes: Axes, spans: Spans) -> None:
             axes.stairs(values / 1e6, spans.edges, baseline=None, color=colours[kind], label=kind)
     if axes.patches:
         axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper right")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.3 * axes.get_ylim()[1])  # room for the legend
+    axes.set_xlim(0, max(1.0, float(spans.edges[-1])))
     axes.set_xlabel("step")
     axes.set_title("read, MB a token")

@@ -130,6 +130,7 @@ class _Job:
         """Make what is missing."""
         pending = [bits for bits in self.layouts if not self._usable(bits)]
         if not pending:
+            self.journal.unlink(missing_ok=True)  # of a call that was killed at the very end
             self.on_event(Note(f"{self.store.path}: the experts that were asked for are there"))
             return
         self._check_space(pending)

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from cherenkov.errors import RequestError
-from cherenkov_cli.show import say
 from cherenkov_cli.statistics import check_target
 
 __all__ = ["command"]
@@ -22,9 +21,7 @@ def command() -> None:
 
 @command.command("stats", short_help="Expert use by layer, hit rate and bytes over time.")
 @click.argument("file")
-@click.option(
-    "--output", "-o", metavar="PICTURE", help="x.svg or x.png. Default: FILE's name, and .svg."
-)
+@click.option("--output", "-o", metavar="PICTURE", help="x.svg or x.png. Default: FILE with .png.")
 def stats(file: str, output: str | None) -> None:
     """Draw FILE, which `run --stats-json FILE` or `chat --stats-json FILE` wrote.
 
@@ -38,7 +35,7 @@ def stats(file: str, output: str | None) -> None:
     require_matplotlib()
     report = Report.read(file)
     write_file(target, draw(report, _FORMATS[target.suffix.lower()]))
-    say(f"drawn in {target}")
+    print(target)
 
 
 def _target(file: str, output: str | None) -> Path:
@@ -48,7 +45,7 @@ def _target(file: str, output: str | None) -> Path:
         RequestError: if it is of another kind.
         DiskError: if it could not be written.
     """
-    target = Path(file).with_suffix(".svg") if output is None and Path(file).name else None
+    target = Path(file).with_suffix(".png") if output is None and Path(file).name else None
     target = target or Path(output or "")
     if target.suffix.lower() not in _FORMATS:
         raise RequestError(f"--output {output!r:.80}: must end in .svg or .png", param="output")

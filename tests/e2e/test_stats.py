@@ -79,6 +79,17 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(command, tmp_p
         assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "extra", [["--json"], ["--raw", "--json"], ["--repeat", "2"]], ids=" ".join
+)
+def test_every_kind_of_answer_is_counted(glow_store, tmp_path, capsys, extra):
+    file = tmp_path / "stats.json"
+    options = ("--max-tokens", "4", "--stats-json", str(file), "-q", *extra)
+    assert run([str(glow_store), "The old harbour lay quiet under the", *options]) == 0
+    assert capsys.readouterr().out
+    assert Report.read(file).steps == (8 if "--repeat" in extra else 4)
+
+
 def test_a_file_is_replaced_as_a_whole(glow_store, tmp_path):
     file = tmp_path / "stats.json"
     file.write_text("x" * 10**6)
@@ -92,4 +103,4 @@ def test_from_an_answer_to_a_picture(glow_store, tmp_path):
     file = tmp_path / "stats.json"
     assert run([str(glow_store), QUESTION, "--stats-json", str(file), "--pool-gb", POOL]) == 0
     assert run(["plot", "stats", str(file)]) == 0
-    assert (tmp_path / "stats.svg").read_bytes().startswith(b"<?xml")
+    assert (tmp_path / "stats.png").read_bytes().startswith(b"\x89PNG")

@@ -17,7 +17,7 @@ from cherenkov.packing.store import PackedStore
 from cherenkov.state import Rows, State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -36,7 +36,7 @@ class Run:
 
 
 class Engine:
-    """A store on a backend. `slots` bounds the expert pool."""
+    """A store on a backend. `slots` bounds the expert pool; the rest says how it is filled."""
 
     def __init__(
         self,
@@ -44,13 +44,22 @@ class Engine:
         backend: str = "reference",
         options: Options | None = None,
         slots: int | None = None,
+        *,
+        make_reader: Callable[..., RecordReader] = RecordReader,
+        readers: int = 0,
+        lookahead: str = "auto",
     ) -> None:
         opened = PackedStore.open(store)
         self.ops: Backend[Any, Any] = create(backend, options)
         section, layout = opened.manifest.experts, opened.expert_layout
-        reader = RecordReader(opened.experts_path, layout.stride_bytes, section.experts, None)
+        assert opened.integrity is not None
+        sums = np.array(opened.integrity.records, dtype=np.uint64)
+        shape = (opened.experts_path, layout.stride_bytes, section.experts)
+        reader = make_reader(*shape, sums, threads=readers)
         pool = self.ops.pool(layout, slots or opened.records)
-        self.experts = ExpertStore(pool, reader, section.layers, section.experts)
+        self.experts = ExpertStore(
+            pool, reader, section.layers, section.experts, lookahead=lookahead
+        )
         self.network: Any = family_of(opened.config).build(opened, self.ops, self.experts)
 
     def run(self, ids: Sequence[int], chunks: Sequence[int] = ()) -> Run:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the kernels with AddressSanitizer and UndefinedBehaviorSanitizer and runs their tests on that build; then the
-# thread pool under ThreadSanitizer.
+# thread pool and the reads of records under ThreadSanitizer.
 #
 #   tests/native/sanitize.sh [pytest arguments]
 #
@@ -43,3 +43,7 @@ LD_PRELOAD="$runtime $library" ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 UBSAN
 "$compiler" -std=c++20 -O1 -g -fsanitize=thread -pthread -I "$root/kernels/cpu" \
     "$root/tests/native/pool_test.cpp" "$root/kernels/cpu/steal_pool.cpp" -o "$work/pool_test"
 "$work/pool_test"
+
+"$compiler" -std=c++20 -O1 -g -fsanitize=thread -pthread -I "$root/kernels/io" "$root/tests/native/reads_test.cpp" \
+    "$root/kernels/io/read_queue.cpp" "$root/kernels/io/record_file.cpp" "$root/kernels/io/xxh3.cpp" -o "$work/reads_test"
+"$work/reads_test"

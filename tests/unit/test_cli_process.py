@@ -111,7 +111,17 @@ sys.exit(code)
 
 def test_help_names_every_command():
     out = _python(MAIN, "--help").stdout
-    for name in ("run", "chat", "prepare", "verify", "inspect", "doctor", "paths", "--version"):
+    for name in (
+        "run",
+        "chat",
+        "prepare",
+        "verify",
+        "inspect",
+        "doctor",
+        "plot",
+        "paths",
+        "--version",
+    ):
         assert name in out
 
 

@@ -43,6 +43,8 @@ def test_defaults(home):
         "pool": "adaptive",
         "experts": None,
         "check_records": "first",
+        "readers": 0,
+        "lookahead": "auto",
     }
 
 
@@ -107,6 +109,8 @@ def test_pool(value, pool):
         *[("threads", v) for v in ("many", -1, 1.5, True, 10**9, None)],
         *[("context_tokens", v) for v in (0, -5, "x", False)],
         *[("check_records", v) for v in ("perhaps", 2, True)],
+        *[("readers", v) for v in (-1, 9, True, "many")],
+        *[("lookahead", v) for v in ("perhaps", 2, True)],
         *[("backend", v) for v in (3, None)],
         *[("isa", v) for v in ("sse9", "AVX2", 2, None)],
         *[("precision", v) for v in ("float16", 16, None)],

@@ -124,10 +124,11 @@ def test_a_report_of_nothing_is_drawn():
 @needs_matplotlib
 def test_the_command_draws_beside_the_file_or_where_it_is_told(file, tmp_path, capsys):
     assert run(["plot", "stats", str(file)]) == 0
-    assert capsys.readouterr() == ("", f"drawn in {tmp_path / 'stats.svg'}\n")
-    assert run(["plot", "stats", str(file), "--output", str(tmp_path / "x.PNG")]) == 0
-    assert (tmp_path / "x.PNG").read_bytes().startswith(b"\x89PNG")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["stats.json", "stats.svg", "x.PNG"]
+    assert capsys.readouterr() == (f"{tmp_path / 'stats.png'}\n", "")
+    assert (tmp_path / "stats.png").read_bytes().startswith(b"\x89PNG")
+    assert run(["plot", "stats", str(file), "--output", str(tmp_path / "x.SVG")]) == 0
+    assert (tmp_path / "x.SVG").read_bytes().startswith(b"<?xml")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["stats.json", "stats.png", "x.SVG"]
 
 
 def test_without_matplotlib_it_says_what_to_install(file, tmp_path, monkeypatch, capsys):
