@@ -67,13 +67,13 @@ def make_engines(
 
     def transformers(dtype: str) -> Callable[[Job], Sample]:
         def measure(job: Job) -> Sample:
-            given = _given(_shorter(job, 8, 64), model=str(files.checkpoint), dtype=dtype)
+            given = _given(_shorter(job, 4, 32), model=str(files.checkpoint), dtype=dtype)
             return _python_sample(peers.transformers, "transformers_engine.py", given)
 
         return measure
 
     def mlx(job: Job) -> Sample:
-        given = _given(_shorter(job, 4, 16), model=str(files.mlx))
+        given = _given(_shorter(job, 4, 8, prompt=8), model=str(files.mlx))
         return _python_sample(peers.mlx, "mlx_engine.py", given)
 
     made = {
@@ -109,9 +109,14 @@ def run_child(command: list[str], **environment: str) -> tuple[str, int]:
         return out.read(), usage.ru_maxrss * unit
 
 
-def _shorter(job: Job, decode: int, prefill: int) -> Job:
+def _shorter(job: Job, decode: int, prefill: int, prompt: int = 32) -> Job:
     """For an engine that would take minutes: fewer tokens."""
-    return replace(job, decode=min(job.decode, decode), prefill=min(job.prefill, prefill))
+    return replace(
+        job,
+        prompt=min(job.prompt, prompt),
+        decode=min(job.decode, decode),
+        prefill=min(job.prefill, prefill),
+    )
 
 
 def _given(job: Job, **more: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from random_model import GEOMETRIES, Geometry, write_model
 
 from cherenkov import prepare
 
-__all__ = ["NAMES", "ModelFiles", "Peers", "default_folder", "model_files"]
+__all__ = ["NAMES", "ModelFiles", "Peers", "default_folder", "gguf_of", "model_files"]
 
 NAMES = ("llama.cpp", "transformers", "mlx-vlm")
 LLAMA_CPP_PYTHON = "0.3.36"
@@ -161,13 +161,20 @@ def _convert_store(_peers: Peers, files: ModelFiles) -> None:
 
 
 def _convert_gguf(peers: Peers, files: ModelFiles) -> None:
-    whole = files.folder / "bf16.gguf"
-    half = files.gguf.with_suffix(".part")
+    gguf_of(peers, files, "Q4_0")
+
+
+def gguf_of(peers: Peers, files: ModelFiles, quantisation: str) -> Path:
+    """A model for llama.cpp in a quantisation of its own, made from the checkpoint if it is not there."""
+    made = files.folder / f"{quantisation.lower()}.gguf"
+    if made.exists():
+        return made
+    whole, half = files.folder / "bf16.gguf", made.with_suffix(".part")
     script = _CHILDREN / "convert_gguf.py"
     _run(peers.transformers, script, peers.llama_source, files.checkpoint, whole)
-    _run(peers.llama_quantize, whole, half, "Q4_0")
+    _run(peers.llama_quantize, whole, half, quantisation)
     whole.unlink()
-    half.rename(files.gguf)
+    return half.rename(made)
 
 
 def _convert_mlx(peers: Peers, files: ModelFiles) -> None:

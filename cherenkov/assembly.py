@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cherenkov.architectures import family_of
-from cherenkov.experts.policy import DEFAULT, POLICIES
 from cherenkov.experts.reader import RecordReader
 from cherenkov.experts.store import ExpertStore
 from cherenkov.generate import Engine
@@ -59,7 +58,6 @@ def open_experts(
         reader,
         section.layers,
         section.experts,
-        eviction=POLICIES[DEFAULT],
         lookahead=how.lookahead,
     )
 

@@ -115,7 +115,8 @@ def demand_of(
     config: Mapping[str, Any], manifest: Manifest, backend: Backend[Any, Any] | None = None
 ) -> Demand:
     """What a store with this configuration and manifest asks of memory, on a backend or on one that keeps it as it is."""
-    stored, itemsize, chunk = manifest.experts.layout.bits, 4, 0
+    # Experts of fewer bits go with the dense weights of the store that they were made from.
+    stored, itemsize, chunk = max(4, manifest.experts.layout.bits), 4, 0
     widening = 1.0
     if backend is not None:
         itemsize, chunk = backend.cache_itemsize, backend.delta_chunk

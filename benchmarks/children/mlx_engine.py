@@ -16,7 +16,8 @@ from mlx_vlm import load
 def main() -> None:
     job = json.loads(sys.argv[1])
     start = time.perf_counter()
-    model, _ = load(job["model"])
+    offload = {k: job[k] for k in ("expert_cache_gb",) if k in job}
+    model, _ = load(job["model"], **offload)
     language = model.language_model
     result: dict = {"load_s": time.perf_counter() - start}
     ids = np.random.default_rng(1).integers(5, 261, max(job["prompt"], job["prefill"]))

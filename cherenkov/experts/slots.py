@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cherenkov.backends.base import Ids
+    from cherenkov.experts.policy import Policy
     from cherenkov.experts.reader import RecordReader
     from cherenkov.experts.reads import Reads
-    from cherenkov.experts.recency import Eviction
     from cherenkov.experts.stats import ExpertStats, ReadStats
 
 __all__ = ["NOTHING", "Coming", "Slots"]
@@ -53,9 +53,9 @@ class Slots:
         reader: the file.
         layers: record layers.
         experts: experts a layer.
-        eviction: decides which slots to empty.
+        policy: decides which slots to empty.
         stats: where to count.
-        tell: called before the eviction is asked, to tell it of all uses.
+        tell: called before the policy is asked, to tell it of all uses.
 
     Only the thread that owns the store calls this. A slot that a read is under way into is never a victim; it holds
     its record from the moment that `land` reports it.
@@ -67,6 +67,7 @@ class Slots:
         table: int32 `[layers, experts]`, the slot of each record that is in memory, or -1.
         record_in: int64 `[slots]`, the record in each slot, or -1.
         coming: reads under way, by record.
+        promised: records that predictions read for layers that have not run yet. Not emptied either, while others can be.
         unasked: records in memory that predictions brought and no layer has asked for yet.
     """
 
@@ -76,7 +77,7 @@ class Slots:
         reader: RecordReader,
         layers: int,
         experts: int,
-        eviction: Eviction,
+        policy: Policy,
         stats: ExpertStats,
         tell: Callable[[], None],
     ) -> None:
@@ -84,15 +85,16 @@ class Slots:
         self._slot_of = self.table.reshape(-1)
         self.record_in: NDArray[np.int64] = np.full(len(memory), NOTHING, dtype=np.int64)
         self.coming: dict[int, Coming] = {}
+        self.promised: set[int] = set()
         self.unasked: set[int] = set()
         self._memory = memory
         self._reader = reader
-        self._eviction = eviction
+        self._policy = policy
         self._stats = stats
         self._tell = tell
         self._reads: Reads | None = None
         self._awaiting: dict[int, Coming] = {}  # by slot
-        self._ranked: deque[int] = deque()  # what the eviction would empty next, and
+        self._ranked: deque[int] = deque()  # what the policy would empty next, and
         self._spared: set[int] = set()  # what was used since it said so
         self._settled: NDArray[np.bool_] = np.ones(len(memory), dtype=np.bool_)  # nothing coming
 
@@ -114,7 +116,7 @@ class Slots:
         return slots
 
     def spare(self, slots: list[int]) -> None:
-        """These were used now: they are not among the next to be emptied, whatever the eviction said before."""
+        """These were used now: they are not among the next to be emptied, whatever the policy said before."""
         if self._ranked:
             self._spared.update(slots)
 
@@ -133,7 +135,9 @@ class Slots:
             self._awaiting[slot] = Coming(record, slot, kind, required)
             self._settled[slot] = False
             self.coming[record] = self._awaiting[slot]
-            self._eviction.arrived(slot, record, predicted=not required)
+            self._policy.arrived(slot, record, predicted=not required)
+        if not required:
+            self.promised.update(records)
         kind.requested += len(records)
         kind.requested_bytes += len(records) * self._reader.stride_bytes
         reads.submit(records, slots, required)
@@ -152,10 +156,11 @@ class Slots:
         for slot in self._living().cancel(slots):
             self._awaiting[slot].kind.cancelled += 1
             self._end(slot)
-            self._eviction.left(slot)
+            self._policy.left(slot)
 
-    def cancel_predictions(self) -> None:
-        """Take back every read ahead that has not begun."""
+    def give_up_predictions(self) -> None:
+        """Take back every read ahead that has not begun; keep no slot for those that have."""
+        self.promised.clear()
         self.cancel([c.record for c in self.coming.values() if not c.required])
 
     def land(self, *, wait: bool) -> list[Coming]:
@@ -176,7 +181,7 @@ class Slots:
             self._reads = None
         for slot in list(self._awaiting):
             self._end(slot)
-            self._eviction.left(slot)
+            self._policy.left(slot)
 
     def _pick(self, count: int, kept: list[int]) -> list[int]:
         """Up to `count` of the ranked slots that may be emptied now."""
@@ -188,12 +193,13 @@ class Slots:
         return found
 
     def _rank(self, count: int, kept: list[int]) -> None:
-        """Ask the eviction for the next victims. For several layers at a time: it looks at every slot."""
+        """Ask the policy for the next victims. For several layers at a time: it looks at every slot."""
         self._tell()
         allowed = self._settled.copy()
         allowed[kept] = False
+        allowed[[slot for r in self.promised if (slot := self._slot_of[r]) != NOTHING]] = False
         count = max(count, min(_MOST_RANKED, len(allowed) // 8))
-        self._ranked.extend(self._eviction.victims(count, allowed).tolist())
+        self._ranked.extend(self._policy.victims(count, allowed).tolist())
         self._spared.clear()
 
     def _take(self, slot: int, status: int, seconds: float) -> Coming:
@@ -204,7 +210,7 @@ class Slots:
         self._end(slot)
         if status != LANDED:
             coming.kind.failed += 1
-            self._eviction.left(slot)
+            self._policy.left(slot)
             return coming
         coming.kind.completed += 1
         coming.kind.completed_bytes += size
@@ -219,7 +225,7 @@ class Slots:
         if self._slot_of[record] == slot:
             self._slot_of[record] = NOTHING  # first: see the class
         self.record_in[slot] = NOTHING
-        self._eviction.left(slot)
+        self._policy.left(slot)
         if record in self.unasked:
             self.unasked.discard(record)
             self._stats.wasted_bytes += self._reader.stride_bytes

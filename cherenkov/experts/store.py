@@ -18,8 +18,8 @@ import numpy as np
 from cherenkov.backends.base import ExpertPool, Ids, Wave
 from cherenkov.experts.lease import Lease
 from cherenkov.experts.lookahead import MOST_ROWS, Trial
+from cherenkov.experts.policy import DEFAULT, POLICIES
 from cherenkov.experts.reads import LANDED
-from cherenkov.experts.recency import Recency
 from cherenkov.experts.slots import NOTHING, Slots
 from cherenkov.experts.stats import ExpertCounts, ExpertStats
 from cherenkov.experts.timeline import Timeline
@@ -27,8 +27,8 @@ from cherenkov.experts.timeline import Timeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from cherenkov.experts.policy import Policy
     from cherenkov.experts.reader import RecordReader
-    from cherenkov.experts.recency import Eviction
     from cherenkov.experts.stats import ReadStats
 
 __all__ = ["ExpertStore", "Lease"]
@@ -49,7 +49,7 @@ class ExpertStore:
         reader: where records come from; closed with the store.
         layers: record layers: the trunk's, then the draft head's.
         experts: experts a layer.
-        eviction: makes what decides which records leave, for so many slots, layers and experts.
+        policy: makes what decides which records leave, for so many slots, layers and experts.
         lookahead: read what the next layer will likely need: `on`, `off`, or `auto` for while it pays.
 
     Attributes:
@@ -66,7 +66,7 @@ class ExpertStore:
         layers: int,
         experts: int,
         *,
-        eviction: Callable[[int, int, int], Eviction] = Recency,
+        policy: Callable[[int, int, int], Policy] = POLICIES[DEFAULT],
         lookahead: str = "auto",
     ) -> None:
         self.pool = pool
@@ -76,12 +76,12 @@ class ExpertStore:
         self.timeline = Timeline(self.stats)
         self.listener: Callable[[int, Ids], None] | None = None
         self._reader = reader
-        self._eviction = eviction(pool.slots, layers, experts)
+        self._policy = policy(pool.slots, layers, experts)
         self._slots = Slots(
-            pool.memory, reader, layers, experts, self._eviction, self.stats, self._settle
+            pool.memory, reader, layers, experts, self._policy, self.stats, self._settle
         )
         self._counts = ExpertCounts(layers, experts)
-        self._uses: list[tuple[int, Ids]] = []  # not told to the eviction yet; see `_settle`
+        self._uses: list[tuple[int, Ids]] = []  # not told to the policy yet; see `_settle`
         self._expected: dict[int, set[int]] = {}  # records that a prediction named, by layer
         self._lease: Lease | None = None
         self._stepping = False
@@ -161,6 +161,7 @@ class ExpertStore:
         """
         distinct = _distinct(ids)
         records = (distinct + layer * self.experts).tolist()
+        self._slots.promised -= self._expected.get(layer, set())
         self._expected[layer] = set(records)
         slots = self._slots.table[layer].take(distinct).tolist()
         missing = [
@@ -238,8 +239,8 @@ class ExpertStore:
         if not lease.unplaced:
             return
         slots = self._slots.vacate(len(lease.unplaced), lease.kept)
-        if len(slots) < len(lease.unplaced) and self._slots.coming:
-            self._slots.cancel_predictions()
+        if len(slots) < len(lease.unplaced):
+            self._slots.give_up_predictions()
             slots += self._slots.vacate(len(lease.unplaced) - len(slots), [*lease.kept, *slots])
         records, lease.unplaced = lease.unplaced[: len(slots)], lease.unplaced[len(slots) :]
         if records:
@@ -270,6 +271,7 @@ class ExpertStore:
         expected = self._expected.pop(layer, None)
         if expected is None:
             return
+        self._slots.promised -= expected
         self.stats.predictions += len(expected)
         self.stats.right_predictions += len(expected & asked)
         self.stats.predicted_asks += len(asked)
@@ -285,10 +287,10 @@ class ExpertStore:
             self._settle()
 
     def _settle(self) -> None:
-        """Count uses and tell the eviction. Done for many layers at a time: it costs as much as for one."""
+        """Count uses and tell the policy. Done for many layers at a time: it costs as much as for one."""
         uses, self._uses = self._uses, []
         for first_layer, ids in _runs(uses):
-            self._eviction.used(first_layer, ids)
+            self._policy.used(first_layer, ids)
             self._counts.note(first_layer, ids)
 
 

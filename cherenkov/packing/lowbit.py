@@ -86,7 +86,9 @@ def command(store: PackedStore, bits: int) -> str:
 def lower_layout(layout: ExpertLayout, bits: int) -> ExpertLayout:
     """The record of the same expert in fewer bits. Raises ConfigError if there are not fewer."""
     if bits not in WIDTHS or layout.bits <= bits:
-        raise ConfigError("experts", bits, f"the store holds {layout.bits}-bit experts")
+        fewer = " or ".join(str(width) for width in WIDTHS if width < layout.bits)
+        reason = f"must be {layout.bits}, as the store's are" + (fewer and f", or {fewer}")
+        raise ConfigError("experts", bits, reason)
     return ExpertLayout(layout.inter, layout.hidden, bits, layout.group)
 
 

@@ -8,8 +8,8 @@ least-squares line,
 and for given s and t the best code of a weight is the nearest, q = clip(round((x - t) / s), 0, L). An optimum is a fixed point of both.
 
 Weights that are 4-bit codes have 16 possible values a group, so a group is a histogram h over c = 0..15, and only finitely many ways to
-map c to q are the nearest for some s and t: a few hundred that are worth a look (`maps`). `refit_codes` tries all of them: what cov and var
-are made of is linear in h, three matrix products for all maps, and the optimum over scale and bias comes out. Weights that are values have no such
+map c to q are the nearest for some s and t and use every level: 133 for two bits and 236 for three (`maps`). `refit_codes` tries all of them: what cov
+and var are made of is linear in h, three matrix products for all maps, and the optimum over all such s and t comes out. Weights that are values have no such
 list; `refit_values` begins with several ranges, some clipped, alternates the two steps, and keeps the best.
 
 Scale and bias are rounded to BF16 as the format wants, and the codes are then chosen once more for the rounded ones.
@@ -52,25 +52,23 @@ _SMALLEST = np.float32(1e-30)
 
 @functools.cache
 def maps(bits: int) -> NDArray[np.uint8]:
-    """Ways to map 16 codes to the nearest of 2^bits evenly spaced values: `[M, 16]`, the lowest level that is used being 0.
+    """Ways to map 16 codes to the nearest of 2^bits evenly spaced values, such that each is used: `[M, 16]`.
 
-    The spacing goes from 1, below which levels lie idle between codes, to a quarter more than covers all codes. A map changes where
-    a code c lies half-way between two levels: on the lines t = c - (k + 1/2) s. Every map is a cell between such lines and has a corner
-    where two of them cross, so it is enough to look in all directions from all crossings.
+    The spacing is 1 or more; closer levels lie idle between codes. A map changes where a code c lies half-way between two levels: on the
+    lines t = c - (k + 1/2) s. Every map is a cell between such lines and has a corner where two of them cross, so it is enough
+    to look in all directions from all crossings.
     """
     most = (1 << bits) - 1
     codes, halves = np.arange(_CODES), np.arange(most) + 0.5
     found: set[bytes] = set()
     for scale in np.unique([c / k for c in codes for k in range(1, most + 1)]):
-        if not 1 <= scale <= 1.25 * (_CODES - 1) / most:
-            continue
         crossings = np.unique(codes[:, None] - halves * scale)
         for step in (_NEAR, -_NEAR):
             for slope in range(most + 1) if scale + step > 1 else ():  # between the lines' slopes
                 start = (crossings - slope * step)[:, None]
                 levels = np.clip(np.rint((codes - start) / (scale + step)), 0, most)
-                levels -= levels[:, :1]  # a bias takes up what all have in common
-                found |= {row.tobytes() for row in levels.astype(np.uint8)}
+                used = (levels[:, 0] == 0) & (levels[:, -1] == most)
+                found |= {row.tobytes() for row in levels[used].astype(np.uint8)}
     return np.frombuffer(b"".join(sorted(found)), np.uint8).reshape(-1, _CODES)
 
 

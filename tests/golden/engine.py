@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cherenkov.architectures import family_of
 from cherenkov.backends import create
 from cherenkov.backends.base import AttentionState, Backend, DeltaState, Options
+from cherenkov.experts.policy import DEFAULT, POLICIES
 from cherenkov.experts.reader import RecordReader
 from cherenkov.experts.store import ExpertStore
 from cherenkov.packing.store import PackedStore
@@ -48,6 +49,7 @@ class Engine:
         make_reader: Callable[..., RecordReader] = RecordReader,
         readers: int = 0,
         lookahead: str = "auto",
+        policy: str = DEFAULT,
     ) -> None:
         opened = PackedStore.open(store)
         self.ops: Backend[Any, Any] = create(backend, options)
@@ -58,7 +60,12 @@ class Engine:
         reader = make_reader(*shape, sums, threads=readers)
         pool = self.ops.pool(layout, slots or opened.records)
         self.experts = ExpertStore(
-            pool, reader, section.layers, section.experts, lookahead=lookahead
+            pool,
+            reader,
+            section.layers,
+            section.experts,
+            policy=POLICIES[policy],
+            lookahead=lookahead,
         )
         self.network: Any = family_of(opened.config).build(opened, self.ops, self.experts)
 

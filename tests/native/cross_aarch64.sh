@@ -18,7 +18,7 @@ mkdir -p "$work"
 
 # Everything but the Python module and other machines' instruction sets, with the flags of CMakeLists.txt.
 objects=
-for source in "$root"/kernels/cpu/*.cpp; do
+for source in "$root"/kernels/cpu/*.cpp "$root"/kernels/io/*.cpp; do
     name=$(basename "$source" .cpp)
     case $name in
         bindings* | isa_avx*) continue ;;
@@ -35,8 +35,8 @@ if command -v aarch64-linux-gnu-objdump >/dev/null; then
 fi
 
 # shellcheck disable=SC2086 # lists of words
-for test in kernels_test pool_test; do
-    "$compiler" -std=c++20 -O2 -ffp-contract=off -static -pthread -Wall -Wextra -Werror -I "$root/kernels/cpu" \
+for test in kernels_test pool_test reads_test; do
+    "$compiler" -std=c++20 -O2 -ffp-contract=off -static -pthread -Wall -Wextra -Werror -I "$root/kernels/cpu" -I "$root/kernels/io" \
         "$root/tests/native/$test.cpp" $objects -o "$work/$test"
     $run "$work/$test"
 done

@@ -1,4 +1,4 @@
-"""What the pool's size, the readers, predictions and the disk change is the speed: never a bit of the answer."""
+"""What the pool's size, the readers, predictions, the policy and the disk change is the speed: never a bit of the answer."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from cherenkov import prepare
+from cherenkov.experts.policy import POLICIES
 from cherenkov.experts.reader import RecordReader
 from tests.faulty_disk import FaultyDisk
 from tests.golden.engine import Engine
@@ -67,7 +68,12 @@ def test_streaming_does_not_show(subjects, data):
     if subject.backend == "native":
         cut = data.draw(st.integers(1, length), "cut")
     chunks = [cut] * (length // cut) + [length % cut] * (length % cut > 0)
-    with subject.streamed(slots, make_reader=make, readers=readers, lookahead=lookahead) as engine:
+    how = {
+        "readers": readers,
+        "lookahead": lookahead,
+        "policy": data.draw(st.sampled_from(sorted(POLICIES)), "policy"),
+    }
+    with subject.streamed(slots, make_reader=make, **how) as engine:
         subject.check(engine, chunks)
         stats = engine.experts.stats
         assert stats.misses > 0

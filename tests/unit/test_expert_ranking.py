@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cherenkov.backends.base import ExpertPool
+from cherenkov.experts.policy import Lru
 from cherenkov.experts.reader import RecordReader
 from cherenkov.experts.store import ExpertStore
 from cherenkov.packing.layout import ExpertLayout
@@ -25,7 +26,8 @@ def path(tmp_path_factory):
 @pytest.fixture
 def store(path):
     pool = ExpertPool(LAYOUT, np.zeros((SLOTS, STRIDE), dtype=np.uint8))
-    store = ExpertStore(pool, RecordReader(path, STRIDE, EXPERTS, None), LAYERS, EXPERTS)
+    reader = RecordReader(path, STRIDE, EXPERTS, None)
+    store = ExpertStore(pool, reader, LAYERS, EXPERTS, policy=Lru)
     yield store
     store.close()
 
@@ -83,3 +85,33 @@ def test_a_slot_that_is_being_read_into_is_nobodys(store):
     for record in residents(store):
         slot = store.slot_table.flat[record]
         assert (store.pool.memory[slot] == record % 251).all()
+
+
+def land(store):
+    while store._slots.coming:
+        store._land(wait=True)
+
+
+def test_what_is_expected_stays_until_its_layer_has_run(store):
+    expected = list(range(8))
+    store.expect(1, np.array(expected, dtype=np.int32))
+    land(store)
+    for layer in (0, 2, 3):
+        for first in range(0, EXPERTS, 8):
+            ask(store, layer, range(first, first + 8))
+    assert (store.slot_table[1, expected] >= 0).all()
+    ask(store, 1, [0, 1])
+    for layer in (0, 2, 3):
+        ask(store, layer, range(EXPERTS))
+    assert (store.slot_table[1, expected] < 0).all()
+
+
+def test_what_is_expected_makes_way_where_nothing_else_can(path):
+    pool = ExpertPool(LAYOUT, np.zeros((8, STRIDE), dtype=np.uint8))
+    reader = RecordReader(path, STRIDE, EXPERTS, None)
+    store = ExpertStore(pool, reader, LAYERS, EXPERTS, policy=Lru)
+    store.most_ahead = 8
+    store.expect(1, np.arange(8, dtype=np.int32))
+    land(store)
+    ask(store, 0, range(8))
+    store.close()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cherenkov.backends.base import ExpertPool
 from cherenkov.errors import CorruptModel, DiskError
 from cherenkov.experts import store as store_module
+from cherenkov.experts.policy import Lru
 from cherenkov.experts.reader import RecordReader
 from cherenkov.experts.store import ExpertStore
 from cherenkov.packing.integrity import record_checksum
@@ -38,7 +39,8 @@ CHECKSUMS = np.array(
 
 def open_store(path, slots, checksums=CHECKSUMS):
     pool = ExpertPool(LAYOUT, np.zeros((slots, STRIDE), dtype=np.uint8))
-    return ExpertStore(pool, RecordReader(path, STRIDE, EXPERTS, checksums), LAYERS, EXPERTS)
+    reader = RecordReader(path, STRIDE, EXPERTS, checksums)
+    return ExpertStore(pool, reader, LAYERS, EXPERTS, policy=Lru)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cherenkov.backends.base import ExpertPool
 from cherenkov.errors import CorruptModel, DiskError
+from cherenkov.experts.policy import Lru
 from cherenkov.experts.store import ExpertStore
 from cherenkov.packing.integrity import record_checksum
 from cherenkov.packing.layout import ExpertLayout
@@ -40,7 +41,7 @@ def path(tmp_path_factory):
 def open_store(path, disk, slots, threads=3):
     pool = ExpertPool(LAYOUT, np.zeros((slots, STRIDE), dtype=np.uint8))
     reader = disk.reader(path, STRIDE, EXPERTS, CHECKSUMS, threads=threads)
-    return ExpertStore(pool, reader, LAYERS, EXPERTS)
+    return ExpertStore(pool, reader, LAYERS, EXPERTS, policy=Lru)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cherenkov.architectures import family_of
+from cherenkov.backends import native_weights
 from cherenkov.backends.records import expert_matrices
 from cherenkov.checkpoint.affine import bf16_to_float32, unpack
 from cherenkov.errors import (
@@ -142,16 +143,21 @@ def test_truncation_gives_the_codes_of_the_store_without_their_last_bits(store: 
 
 
 @pytest.mark.parametrize("bits", [3, 2])
-def test_a_model_runs_on_them_and_the_pool_does_not_matter(prepared: Path, bits: int) -> None:
+@pytest.mark.parametrize("backend", ["reference", "native"])
+def test_a_model_runs_on_them_and_the_pool_does_not_matter(
+    prepared: Path, bits: int, backend: str
+) -> None:
+    if backend == "native" and native_weights.missing:
+        pytest.skip(f"no native kernels here: {native_weights.missing}")
     ids = [1, 5, 9, 2, 7]
-    with Model.load(prepared, backend="reference", context_tokens=32) as model:
+    with Model.load(prepared, backend=backend, context_tokens=32) as model:
         exact = model.logits(ids)
     rows = []
     low = at_precision(PackedStore.open(prepared), bits)
     least = family_of(low.config).sizes(low.config).top_k * low.expert_layout.stride_bytes / GB
     for pool in ("max", least):
         with Model.load(
-            prepared, backend="reference", context_tokens=32, experts=bits, pool=pool
+            prepared, backend=backend, context_tokens=32, experts=bits, pool=pool
         ) as model:
             rows.append(model.logits(ids))
             assert model.experts.pool.layout.bits == bits
@@ -234,7 +240,7 @@ def test_damaged_ones_are_refused(store: Path) -> None:
 
 
 def test_widths_that_make_no_sense(source: Path, store: Path, tmp_path: Path) -> None:
-    refused(store, ConfigError, "holds 4-bit experts", bits=8)
+    refused(store, ConfigError, "must be 4, as the store's are, or 3 or 2", bits=8)
     for widths in ([5], [8, 3], [0]):
         with pytest.raises(ConfigError, match="must be 4, as the store is, or 3 or 2"):
             prepare(store, experts=widths)

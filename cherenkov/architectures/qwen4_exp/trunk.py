@@ -77,13 +77,12 @@ class Qwen4Exp(Generic[M, A]):
         features, awaited = self._features(rows)
         spans, layers, at = rows.spans(), self.weights.layers, 0
         ahead = self.experts.begin_step(len(rows.tokens))  # look ahead in this step?
-        singly = ahead or observe is not None
         while at < len(layers):
             if check is not None:
                 check()
             if at in awaited:
                 features[at] = self.ops.array(awaited.pop(at).take())  # [R, P]
-            until = at + 1 if singly else min(awaited, default=len(layers))
+            until = at + 1 if observe is not None else min(awaited, default=len(layers))
             wide, ids, choice = self.ops.stretch(  # whole layers, while their experts are in memory
                 layers, range(at, until), wide, spans, features, self.experts
             )
@@ -92,8 +91,6 @@ class Qwen4Exp(Generic[M, A]):
             if choice is not None:
                 wide = self._mixture(layers[at], wide, choice, ahead=ahead)
                 at += 1
-            elif ahead:
-                self._foresee(at, wide)
             if observe is not None:
                 observe(f"layer {at - 1}", wide)
         self.experts.end_step()
@@ -171,14 +168,10 @@ class Qwen4Exp(Generic[M, A]):
 
     def _mixture(self, layer: Block[M, A], wide: A, choice: Choice, *, ahead: bool = False) -> A:
         with self.experts.acquire(layer.index, choice.ids) as lease:  # finds and pins what is here
-            if ahead:  # behind the reads that this layer waits for
-                self._foresee(layer.index + 1, wide)
+            if ahead and layer.index + 1 < len(self.weights.layers):
+                following = self.weights.layers[layer.index + 1]
+                self.experts.expect(following.index, self.predict(following, wide))
             return self.ops.mixture(layer.shared, wide, choice, lease)  # then the rest as it lands
-
-    def _foresee(self, index: int, wide: A) -> None:
-        """Let the store read what a layer will likely ask for."""
-        if index < len(self.weights.layers):
-            self.experts.expect(index, self.predict(self.weights.layers[index], wide))
 
     def _attention_state(self, tokens: int) -> AttentionState[A]:
         c = self.config
