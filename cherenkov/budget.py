@@ -29,6 +29,7 @@ __all__ = [
     "Plan",
     "available_memory",
     "demand_of",
+    "gigabytes",
     "make_plan",
     "smallest_plan",
 ]
@@ -209,7 +210,7 @@ def _fixed_slots(demand: Demand, pool: str | float) -> int | None:
         raise ConfigError("pool", pool, "must be a positive size in GB")
     slots = round(pool * GB) // demand.stride_bytes
     if slots < _smallest(demand):
-        least = _gigabytes(_smallest(demand) * demand.stride_bytes)
+        least = gigabytes(_smallest(demand) * demand.stride_bytes)
         raise ConfigError("pool", pool, f"the smallest pool for this model is {least} GB")
     return min(slots, demand.records)
 
@@ -247,18 +248,18 @@ def _suggestion(demand: Demand, memory: Memory, plan: Plan, slots: int | None) -
     least_pool = _smallest(demand) * demand.stride_bytes
     if slots is not None and plan.pool_bytes - least_pool >= over:
         fits = (plan.pool_bytes - over) // demand.stride_bytes * demand.stride_bytes
-        return f"a pool of {_gigabytes(fits)} GB would fit (--pool-gb)"
+        return f"a pool of {gigabytes(fits)} GB would fit (--pool-gb)"
     if context := _fitting_context(demand, memory, slots):
         return f"a context of {context} tokens would fit (--max-ctx)"
     if slots is not None and (context := _fitting_context(demand, memory, None)):
-        pool = f"a pool of {_gigabytes(least_pool)} GB"
+        pool = f"a pool of {gigabytes(least_pool)} GB"
         return f"{pool} and a context of {context} tokens would fit (--pool-gb, --max-ctx)"
     least = _assemble(demand, memory, 1, _smallest(demand)).total_bytes
     return f"this model needs at least {format_bytes(least)}"
 
 
-def _gigabytes(size_bytes: int) -> str:
-    """All digits: what we suggest must work when it is typed."""
+def gigabytes(size_bytes: int) -> str:
+    """A size in GB with all digits: what we suggest must work when it is typed."""
     return f"{size_bytes / GB:.9f}".rstrip("0").rstrip(".")
 
 
@@ -304,21 +305,44 @@ def _limited_memory(root: Path) -> Memory | None:
 
 
 def _group_memory(root: Path) -> Memory | None:
-    """The tightest limit on the way from our control group (v2, or v1's memory controller) to the root."""
+    """The tightest limit on the way from our control group (v2, or v1's memory controller) to the root.
+
+    File cache counts as free, as in the machine's own account of what is available: it goes when memory is needed.
+    """
     tightest: Memory | None = None
     for folder, names in _group_folders(root):
-        limit, used = (_number(folder / name) for name in names[:2])
-        if limit is None or used is None or limit >= 1 << 60:
+        limits = [n for name in names.limits if (n := _number(folder / name)) is not None]
+        used = _number(folder / names.used)
+        if not limits or used is None or min(limits) >= 1 << 60:
             continue
-        cache = _key_values(folder / "memory.stat").get(names[2], 0)
+        limit, statistics = min(limits), _key_values(folder / "memory.stat")
+        cache = sum(statistics.get(name, 0) for name in names.cache)
         memory = Memory(limit, max(0, limit - max(0, used - cache)), "this control group")
         if tightest is None or memory.available_bytes < tightest.available_bytes:
             tightest = memory
     return tightest
 
 
-def _group_folders(mounts: Path) -> list[tuple[Path, tuple[str, str, str]]]:
-    """Our group and its ancestors; the files with limit and use, and the statistic of reclaimable cache."""
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Files with limits and use, and statistics of file cache, which can be reclaimed."""
+
+    limits: tuple[str, ...]
+    used: str
+    cache: tuple[str, ...]
+
+
+# Above `high` nothing is killed, but everything is slowed down until it is below again.
+_V2 = _Names(("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file"))
+_V1 = _Names(
+    ("memory.limit_in_bytes",),
+    "memory.usage_in_bytes",
+    ("total_inactive_file", "total_active_file"),
+)
+
+
+def _group_folders(mounts: Path) -> list[tuple[Path, _Names]]:
+    """Our group and its ancestors, and how their files are called."""
     try:
         lines = (mounts / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -328,11 +352,9 @@ def _group_folders(mounts: Path) -> list[tuple[Path, tuple[str, str, str]]]:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            root = mounts / "sys/fs/cgroup"
-            names = ("memory.max", "memory.current", "inactive_file")
+            root, names = mounts / "sys/fs/cgroup", _V2
         elif "memory" in controllers.split(","):
-            root = mounts / "sys/fs/cgroup/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            root, names = mounts / "sys/fs/cgroup/memory", _V1
         else:
             continue
         parts = [p for p in path.split("/") if p and p != ".."]

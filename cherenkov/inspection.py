@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from cherenkov import budget
 from cherenkov.architectures import family_of
-from cherenkov.budget import demand_of, smallest_plan
+from cherenkov.backends import create
+from cherenkov.backends.base import Options
 from cherenkov.checkpoint.documents import is_there
-from cherenkov.errors import ConfigError, ModelError, ModelNotFound
+from cherenkov.config import load_settings
+from cherenkov.errors import CapacityError, ConfigError, ModelError, ModelNotFound
 from cherenkov.packing.lowbit import WIDTHS, Names, open_lowbit
 from cherenkov.packing.plan import make_plan
 from cherenkov.packing.store import PackedStore
@@ -18,40 +21,55 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from cherenkov.budget import Demand
+    from cherenkov.config import Settings
     from cherenkov.packing.manifest import Manifest
 
 __all__ = ["inspect"]
 
 
-def inspect(path: str | os.PathLike[str], *, bits: int | None = None) -> dict[str, Any]:
+def inspect(
+    path: str | os.PathLike[str],
+    *,
+    bits: int | None = None,
+    context_tokens: int | None = None,
+    pool: str | float | None = None,
+) -> dict[str, Any]:
     """Describe a store or a checkpoint, in plain values that JSON can hold.
 
     Args:
         path: the folder of a store or of a checkpoint, or `"demo"`.
         bits: width that preparing would use; None as in `prepare`.
+        context_tokens: longest sequence to plan for; what is left out comes from the settings.
+        pool: memory for experts to plan with: `"adaptive"`, `"max"`, or GB.
 
     Returns:
         `kind` (store or checkpoint), `architecture`, `parameters`, `tensors`, `layers`, `experts`, `draft_head`,
-        `bytes` by part, `memory` (the smallest that works); for a store `lower_experts`, those in fewer bits; for a
-        checkpoint `source` and `preparing`: what it comes as and what preparing would write.
+        `bytes` by part, `memory`: the smallest that works, what there is, and the plan for it, or why there is none; for a
+        store `lower_experts`, those in fewer bits; for a checkpoint `source` and `preparing`: what it comes as and what
+        preparing would write.
 
     Raises:
         ModelNotFound, UnsupportedModel, CorruptModel, DiskError: as the trouble is.
+        ConfigError: context, pool or a setting makes no sense for this model.
+        BackendError: the backend of the settings cannot run here.
     """
+    asked = {"context_tokens": context_tokens, "pool": pool}
+    settings = load_settings(**{k: v for k, v in asked.items() if v is not None})
     folder = demo_folder() if os.fspath(path) == "demo" else expanded(path)
     if is_store(folder):
-        return _store(folder)
+        return _store(folder, settings)
     if is_checkpoint(folder):
-        return _checkpoint(folder, bits)
+        return _checkpoint(folder, bits, settings)
     raise ModelNotFound(os.fspath(path), [str(folder)], "there is neither a store nor a checkpoint")
 
 
-def _store(folder: Path) -> dict[str, Any]:
+def _store(folder: Path, settings: Settings) -> dict[str, Any]:
     store = PackedStore.open(folder)
     return {
         "kind": "store",
         "path": str(store.path),
-        **_model(store.config, store.manifest),
+        **_model(store.config, store.manifest, settings),
         "verifiable": store.integrity is not None,
         "lower_experts": _lower(store),
     }
@@ -75,7 +93,7 @@ def _lower(store: PackedStore) -> list[dict[str, Any]]:
     return found
 
 
-def _checkpoint(folder: Path, bits: int | None) -> dict[str, Any]:
+def _checkpoint(folder: Path, bits: int | None, settings: Settings) -> dict[str, Any]:
     checkpoint = open_source(folder)
     given = checkpoint.expert_format
     plan = make_plan(checkpoint, bits or (given[0] if given else 4), None)
@@ -83,7 +101,7 @@ def _checkpoint(folder: Path, bits: int | None) -> dict[str, Any]:
     return {
         "kind": "checkpoint",
         "path": str(folder),
-        **_model(checkpoint.config, plan.manifest),
+        **_model(checkpoint.config, plan.manifest, settings),
         "source": {
             "dialect": str(checkpoint.trunk),
             "expert_bits": given[0] if given else 16,
@@ -95,10 +113,9 @@ def _checkpoint(folder: Path, bits: int | None) -> dict[str, Any]:
     }
 
 
-def _model(config: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
-    family = family_of(config)
-    inventory, demand = family.inventory(config), demand_of(config, manifest)
-    section, least = manifest.experts, smallest_plan(demand)
+def _model(config: Mapping[str, Any], manifest: Manifest, settings: Settings) -> dict[str, Any]:
+    family, section = family_of(config), manifest.experts
+    inventory, demand = family.inventory(config), _demand(config, manifest, settings)
     tables = sum(table.layout.total_bytes for table in manifest.ngrams)
     experts_bytes = section.records * section.layout.stride_bytes
     return {
@@ -122,11 +139,50 @@ def _model(config: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
             "ngrams": tables,
             "total": manifest.dense_bytes + experts_bytes + tables,
         },
-        "memory": {
-            "smallest_pool_bytes": least.pool_bytes,
-            "smallest_total_bytes": least.total_bytes,
-            "everything_resident_bytes": least.total_bytes - least.pool_bytes + experts_bytes,
-            "token_state_bytes": demand.sizes.state_bytes(1001, demand.cache_itemsize, 0)
-            - demand.sizes.state_bytes(1000, demand.cache_itemsize, 0),
-        },
+        "memory": _memory(demand, settings),
+    }
+
+
+def _demand(config: Mapping[str, Any], manifest: Manifest, settings: Settings) -> Demand:
+    """What the model asks for on the backend that would run it."""
+    options = Options(settings.threads, settings.precision, settings.isa)
+    backend = create(settings.backend, options)
+    try:
+        return budget.demand_of(config, manifest, backend)
+    finally:
+        backend.close()
+
+
+def _memory(demand: Demand, settings: Settings) -> dict[str, Any]:
+    """The least that works, and what would be made of the memory there is."""
+    least, there_is = budget.smallest_plan(demand), budget.available_memory()
+    sizes, item, chunk = demand.sizes, demand.cache_itemsize, demand.delta_chunk
+    everything = demand.records * demand.stride_bytes
+    found = {
+        "smallest_pool_bytes": least.pool_bytes,
+        "smallest_total_bytes": least.total_bytes,
+        "everything_resident_bytes": least.total_bytes - least.pool_bytes + everything,
+        "token_state_bytes": sizes.state_bytes(1001, item, chunk)
+        - sizes.state_bytes(1000, item, chunk),
+        "available_bytes": there_is.available_bytes,
+        "available_in": there_is.source,
+        "plan": None,
+        "refusal": None,
+    }
+    try:
+        plan = budget.make_plan(
+            demand, there_is, context_tokens=settings.context_tokens, pool=settings.pool
+        )
+    except CapacityError as error:
+        return found | {"refusal": str(error)}
+    return found | {
+        "plan": {
+            "pool_bytes": plan.pool_bytes,
+            "slots": plan.slots,
+            "records": demand.records,
+            "share": plan.slots / demand.records,
+            "context_tokens": plan.context_tokens,
+            "chunk_rows": plan.chunk_rows,
+            "total_bytes": plan.total_bytes,
+        }
     }

@@ -21,6 +21,7 @@ from cherenkov.comparison import Difference, admit_reference, differences
 from cherenkov.config import load_settings
 from cherenkov.errors import RequestError
 from cherenkov.events import Listener, ignore
+from cherenkov.experts.report import Report, report_of
 from cherenkov.generate import admit, generate
 from cherenkov.packing.lowbit import at_precision
 from cherenkov.packing.store import PackedStore
@@ -433,6 +434,14 @@ class Model:
         finally:
             engine.network.close()
             experts.close()
+
+    def stats(self) -> Report:
+        """What the experts did since the model was loaded: counters, by layer and expert, and over time.
+
+        They are always kept. `Report.as_dict` gives plain values, `Report.write` a file that `cherenkov plot stats` draws.
+        """
+        with self._responder.lock:
+            return report_of(self.experts, self._engine.network.tables)
 
     def close(self) -> None:
         """Close files, threads and the template process. Safe to call twice."""

@@ -19,6 +19,7 @@ __all__ = [
     "read_tools",
     "sampling_of",
     "sampling_options",
+    "stats_options",
 ]
 
 _TOOLS_LIMIT_BYTES = 16 << 20
@@ -47,6 +48,10 @@ _SAMPLING = (
     click.option("--seed", type=int, help="Same seed, same answer."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeats."),
 )
+_STATS = (
+    click.option("--stats", is_flag=True, help="Show what the experts did, on standard error."),
+    click.option("--stats-json", metavar="FILE", help="Write it to FILE; `plot stats` draws it."),
+)
 _SETTINGS = {
     "backend": "backend",
     "max_ctx": "context_tokens",
@@ -66,6 +71,11 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How tokens are chosen, and where the answer ends."""
     return _with(_SAMPLING, command)
+
+
+def stats_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What to report when all is done."""
+    return _with(_STATS, command)
 
 
 def load_settings_of(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,85 +1,169 @@
-"""What the expert store did, as tables and as a file."""
+"""What experts did, as tables for people and as a file for programs."""
 
 from __future__ import annotations
 
-import json
+import errno
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cherenkov.units import format_bytes
-from cherenkov_cli.show import say, table
+from cherenkov.checkpoint.documents import is_file, is_there
+from cherenkov.errors import DiskError
+from cherenkov.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["save", "show"]
+    from rich.table import Table
+
+    from cherenkov.experts.report import Report
+    from cherenkov.model import Model
+
+__all__ = ["Statistics", "check_target", "show"]
+
+_BUSIEST = 4
 
 
-def show(found: Mapping[str, Any]) -> None:
-    """A report of `cherenkov.experts.report` as tables on standard error."""
-    for title, rows in _tables(found):
-        say(title)
-        say(table(rows))
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What the command line asks for.
+
+    Attributes:
+        shown: print tables.
+        file: write the report there.
+    """
+
+    shown: bool
+    file: Path | None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Statistics:
+        """From options as they were parsed.
+
+        Raises:
+            DiskError: if the file could not be written; better now than after the answer.
+        """
+        file = given["stats_json"]
+        if file is not None:
+            check_target(Path(file))
+        return cls(given["stats"], None if file is None else Path(file))
+
+    def give(self, model: Model) -> None:
+        """Show and write what was asked for. Raises DiskError."""
+        if not self.shown and self.file is None:
+            return
+        report = model.stats()
+        if self.shown:
+            show(report)
+        if self.file is not None:
+            report.write(self.file)
 
 
-def save(found: Mapping[str, Any], path: str) -> None:
-    """The report as a JSON file.
+def check_target(path: Path) -> None:
+    """Refuse a file that cannot be written, before work is done for it.
 
     Raises:
-        DiskError: if it cannot be written.
+        DiskError: saying why.
     """
-    from cherenkov.packing.durable import write_file
+    if is_there(path):
+        if not is_file(path):
+            raise DiskError(path, "write", errno.EEXIST, "what is there is no regular file")
+    elif not path.parent.is_dir():
+        raise DiskError(path, "write", errno.ENOENT, "there is no such folder")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise DiskError(path, "write", errno.EACCES)
 
-    write_file(Path(path), json.dumps(found).encode() + b"\n")
+
+def show(report: Report) -> None:
+    """Print a report on standard error, so that answers stay alone on standard output."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    for table in (_summary(report), _reads(report), _layers(report)):
+        console.print(table)
 
 
-def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[object, ...]]]]:
-    pool, totals = found["pool"], found["totals"]
-    size = format_bytes(pool["slots"] * pool["record_bytes"])
-    records = pool["layers"] * pool["experts"]
-    yield (
-        "experts",
-        [
-            ("pool", f"{pool['slots']} of {records} records, {pool['bits']} bits, {size}"),
-            ("in memory now", pool["resident"]),
-            ("hits", f"{totals['hits']} ({totals['hit_rate']:.1%})"),
-            ("misses", totals["misses"]),
-            ("read", f"{format_bytes(totals['read_bytes'])} in {totals['read_s']:.3f} s"),
-            ("waited", f"{totals['stall_s']:.3f} s"),
-            ("predicted", _predicted(totals)),
-            ("read for nothing", format_bytes(totals["wasted_bytes"])),
-        ],
-    )
-    names = ("requested", "completed", "cancelled", "failed")
-    head = ("", *names, "bytes", "seconds")
-    reads = [
-        (
+def _table(name: str, *columns: str) -> Table:
+    """A table whose first column is text, and the others numbers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(name, box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _summary(report: Report) -> Table:
+    table = _table("experts", "")
+    table.columns[1].justify = "left"
+    for name, value in _facts(report):
+        table.add_row(name, value)
+    return table
+
+
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    totals, guesses = report.totals, report.predictions
+    records = report.layers * report.experts
+    yield "pool", f"{report.slots} of {records} experts ({_percent(report.slots, records)})"
+    yield "width", f"{report.bits} bits, {format_bytes(report.record_bytes)} a record"
+    yield "steps, tokens", f"{report.steps}, {report.tokens}"
+    yield "hit rate", f"{totals.hit_rate:.1%} ({totals.hits} hits, {totals.misses} misses)"
+    yield "read", f"{format_bytes(totals.read_bytes)}, {_each(totals.read_bytes, report.tokens)}"
+    yield "waited", f"{format_seconds(totals.stall_s)} with nothing to compute"
+    if guesses.predicted:
+        yield (
+            "predictions",
+            f"{guesses.precision:.1%} right, {guesses.recall:.1%} of what was asked",
+        )
+        yield "read ahead in time", f"{guesses.useful} records, and {guesses.joined} on their way"
+        yield "wasted", format_bytes(guesses.wasted_bytes)
+    for table in report.ngrams:
+        found = f"{table.hits} rows found, {table.reads} read ({format_bytes(table.read_bytes)})"
+        waited = f"waited {format_seconds(table.stall_s)}"
+        yield (
+            f"n-grams of layer {table.layer}",
+            f"{found}, {waited}" if table.on_disk else "in memory",
+        )
+
+
+def _reads(report: Report) -> Table:
+    columns = ("requested", "completed", "cancelled", "failed", "bytes", "mean time")
+    table = _table("reads", *columns)
+    for kind, reads in report.reads.items():
+        table.add_row(
             kind,
-            *(counts[name] for name in names),
-            format_bytes(counts["completed_bytes"]),
-            f"{counts['read_s']:.3f}",
+            *map(str, (reads.requested, reads.completed, reads.cancelled, reads.failed)),
+            format_bytes(reads.completed_bytes),
+            f"{reads.read_s / reads.completed * 1e3:.2f} ms" if reads.completed else "-",
         )
-        for kind, counts in found["reads"].items()
-    ]
-    yield "reads", [head, *reads]
-    lines = [
-        (
-            row["layer"],
-            row["asks"],
-            f"{row['hits'] / row['asks']:.1%}",
-            row["misses"],
-            row["predicted"],
-        )
-        for row in found["by_layer"]
-        if row["asks"]
-    ]
-    yield "layers", [("", "asked", "hits", "missed", "read ahead"), *lines]
+    return table
 
 
-def _predicted(totals: Mapping[str, Any]) -> str:
-    if not totals["predictions"]:
-        return "nothing"
-    return (
-        f"{totals['predictions']}, of which {totals['precision']:.1%} were asked for; "
-        f"{totals['recall']:.1%} of what was asked for"
-    )
+def _layers(report: Report) -> Table:
+    table = _table("layer", "asked", "found", "missed", "read ahead", "busiest experts")
+    by_layer = report.by_layer
+    columns = zip(by_layer.hits, by_layer.misses, by_layer.predicted, strict=True)
+    for layer, (hits, misses, predicted) in enumerate(columns):
+        if not hits + misses:
+            continue  # the draft head's, while there is no drafting
+        rows = report.by_expert.rows[layer]
+        busiest = sorted(range(report.experts), key=lambda e: (-rows[e], e))[:_BUSIEST]
+        table.add_row(
+            str(layer),
+            str(hits + misses),
+            _percent(hits, hits + misses),
+            str(misses),
+            str(predicted),
+            ", ".join(str(e) for e in busiest if rows[e]),
+        )
+    return table
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def _each(size_bytes: int, tokens: int) -> str:
+    return f"{format_bytes(size_bytes / tokens)} a token" if tokens else "no tokens"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from cherenkov.backends.base import Backend
     from cherenkov.checkpoint.inventory import Inventory
+    from cherenkov.experts.rows import RowTable
     from cherenkov.experts.store import ExpertStore
     from cherenkov.packing.store import PackedStore
     from cherenkov.state import Rows, State
@@ -44,6 +45,10 @@ class Network(Protocol[A]):
     @property
     def drafts(self) -> bool:
         """There is a draft head."""
+
+    @property
+    def tables(self) -> Mapping[int, RowTable]:
+        """The n-gram table of each layer that has one."""
 
     def new_state(self, context_tokens: int) -> State[A]:
         """An empty sequence that can grow to `context_tokens`."""

@@ -22,6 +22,7 @@ from cherenkov.experts.policy import DEFAULT, POLICIES
 from cherenkov.experts.reads import LANDED
 from cherenkov.experts.slots import NOTHING, Slots
 from cherenkov.experts.stats import ExpertCounts, ExpertStats
+from cherenkov.experts.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -53,6 +54,7 @@ class ExpertStore:
 
     Attributes:
         stats: what happened so far, in numbers.
+        timeline: the same after some of the steps.
         most_ahead: reads for predictions that may be under way at once; 0 for none.
         listener: if set, told the layer and the experts of its rows, `[R, K]`, whenever some are asked for.
     """
@@ -71,6 +73,7 @@ class ExpertStore:
         self.layers = layers
         self.experts = experts
         self.stats = ExpertStats()
+        self.timeline = Timeline(self.stats)
         self.listener: Callable[[int, Ids], None] | None = None
         self._reader = reader
         self._policy = policy(pool.slots, layers, experts)
@@ -82,6 +85,7 @@ class ExpertStore:
         self._expected: dict[int, set[int]] = {}  # records that a prediction named, by layer
         self._lease: Lease | None = None
         self._stepping = False
+        self._rows = 0
         self.most_ahead = min(_MOST_AHEAD, pool.slots // 4)
         self._trial = Trial(lookahead)
 
@@ -112,6 +116,7 @@ class ExpertStore:
 
     def begin_step(self, rows: int) -> bool:
         """A step of so many rows begins. Is it worth while to tell what layers will likely ask for (`expect`)?"""
+        self._rows = rows
         self._stepping = (
             rows <= MOST_ROWS and self.most_ahead > 0 and self.slots < self.layers * self.experts
         )
@@ -119,6 +124,7 @@ class ExpertStore:
 
     def end_step(self) -> None:
         """The step is over."""
+        self.timeline.note(self._rows)
         if self._stepping:
             self._trial.end()
 

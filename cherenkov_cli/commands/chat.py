@@ -20,8 +20,10 @@ from cherenkov_cli.options import (
     read_tools,
     sampling_of,
     sampling_options,
+    stats_options,
 )
 from cherenkov_cli.show import Reporter, call_line, complain, pace, say, visible
+from cherenkov_cli.statistics import Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,6 +74,7 @@ A line that begins with two slashes is said with one. Ctrl-C ends an answer, whi
 )
 @sampling_options
 @engine_options
+@stats_options
 def command(model: str, load: str | None, *, quiet: bool, **given: Any) -> int:
     """Hold a conversation with MODEL: "demo", or the folder of a store or checkpoint.
 
@@ -91,6 +94,7 @@ def command(model: str, load: str | None, *, quiet: bool, **given: Any) -> int:
         "stop": given["stop"],
     }
     Settings().updated(options)
+    statistics = Statistics.of(given)
 
     from cherenkov.model import Model
 
@@ -103,7 +107,9 @@ def command(model: str, load: str | None, *, quiet: bool, **given: Any) -> int:
             session = loaded.session(
                 system=given["system"], tools=tools, overflow=given["overflow"], **options
             )
-        return Chat(loaded, session, Lines(), quiet=quiet).run()
+        code = Chat(loaded, session, Lines(), quiet=quiet).run()
+        statistics.give(loaded)
+        return code
 
 
 def _check_settled(context: click.Context) -> None:

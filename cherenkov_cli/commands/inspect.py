@@ -18,12 +18,16 @@ __all__ = ["command"]
 @click.command("inspect", short_help="Describe a checkpoint or store.")
 @click.argument("path")
 @click.option("--bits", type=int, help="Width that preparing would take. Default: as `prepare`.")
+@click.option("--pool-gb", metavar="GB", help="Plan with this pool: a size, adaptive or max.")
+@click.option("--max-ctx", type=int, metavar="TOKENS", help="Plan for this context.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
-def command(path: str, bits: int | None, as_json: bool) -> None:
+def command(
+    path: str, bits: int | None, pool_gb: str | None, max_ctx: int | None, as_json: bool
+) -> None:
     """Describe the checkpoint or store in PATH: what it is, how large, what preparing and running it takes."""
     from cherenkov.inspection import inspect
 
-    found = inspect(path, bits=bits)
+    found = inspect(path, bits=bits, pool=pool_gb, context_tokens=max_ctx)
     if as_json:
         print_json(found)
     else:
@@ -36,15 +40,7 @@ def _report(found: Mapping[str, Any]) -> Iterator[str]:
     yield "bytes"
     yield table([(name, format_bytes(size)) for name, size in found["bytes"].items()])
     yield "memory to run it"
-    memory = found["memory"]
-    yield table(
-        [
-            ("smallest pool", format_bytes(memory["smallest_pool_bytes"])),
-            ("smallest in all", format_bytes(memory["smallest_total_bytes"])),
-            ("with every expert", format_bytes(memory["everything_resident_bytes"])),
-            ("a token of context", format_bytes(memory["token_state_bytes"])),
-        ]
-    )
+    yield from _memory(found["memory"])
     if "preparing" in found:
         cost = found["preparing"]
         yield "preparing it"
@@ -56,6 +52,38 @@ def _report(found: Mapping[str, Any]) -> Iterator[str]:
         )
     for note in found.get("source", {}).get("notes", ()):
         yield one_line(f"note: {note}")
+
+
+def _memory(memory: Mapping[str, Any]) -> Iterator[str]:
+    from cherenkov.budget import gigabytes
+
+    least = memory["smallest_pool_bytes"]
+    yield table(
+        [
+            ("smallest pool", f"{format_bytes(least)} (--pool-gb {gigabytes(least)})"),
+            ("smallest in all", format_bytes(memory["smallest_total_bytes"])),
+            ("with every expert", format_bytes(memory["everything_resident_bytes"])),
+            ("a token of context", format_bytes(memory["token_state_bytes"])),
+        ]
+    )
+    size = format_bytes(memory["available_bytes"])
+    yield f"with the {size} that {memory['available_in']} has"
+    plan = memory["plan"]
+    if plan is None:
+        yield f"  {one_line(memory['refusal'])}"
+        return
+    slots, records = plan["slots"], plan["records"]
+    yield table(
+        [
+            (
+                "pool",
+                f"{format_bytes(plan['pool_bytes'])}: {slots} of {records} experts ({plan['share']:.1%})",
+            ),
+            ("context", f"{plan['context_tokens']:,} tokens"),
+            ("prompts", f"in chunks of {plan['chunk_rows']:,} tokens"),
+            ("in all", format_bytes(plan["total_bytes"])),
+        ]
+    )
 
 
 def _model(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

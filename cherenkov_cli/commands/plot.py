@@ -1,115 +1,53 @@
-"""`cherenkov plot`: pictures of what a run did."""
+"""`cherenkov plot`: pictures of what was measured."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from cherenkov.errors import ConfigError, CorruptModel, DiskError, UnsupportedModel
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from cherenkov.errors import RequestError
+from cherenkov_cli.statistics import check_target
 
 __all__ = ["command"]
 
-_WINDOW = 16
-"""Samples that a point of the line over time averages."""
-_FORMATS = (".png", ".svg")
+_FORMATS = {".svg": "svg", ".png": "png"}
 
 
-@click.group("plot", short_help="Draw what a run did.")
+@click.group("plot", short_help="Draw what was measured.")
 def command() -> None:
-    """Draw what a run did. Needs matplotlib: pip install 'cherenkov[plot]'."""
+    """Draw what was measured. Needs matplotlib: pip install 'cherenkov[plot]'."""
 
 
-@command.command("stats", short_help="Use of experts by layer, and hits over time.")
+@command.command("stats", short_help="Expert use by layer, hit rate and bytes over time.")
 @click.argument("file")
-@click.option("--output", "-o", metavar="FILE", help="A .png or .svg; by default FILE with .png.")
+@click.option("--output", "-o", metavar="PICTURE", help="x.svg or x.png. Default: FILE with .png.")
 def stats(file: str, output: str | None) -> None:
-    """Draw FILE, which run --stats-json wrote: how often each expert of each layer was used, and hits over time."""
-    target = Path(output) if output is not None else Path(file).with_suffix(".png")
-    if target.suffix not in _FORMATS:
-        raise ConfigError("output", str(target), "must end in .png or .svg")
-    _draw(_read(Path(file)), target)
+    """Draw FILE, which `run --stats-json FILE` or `chat --stats-json FILE` wrote.
+
+    The picture shows which experts each layer uses, how many it found in memory over time, and what it read.
+    """
+    from cherenkov.experts.report import Report
+    from cherenkov.packing.durable import write_file
+    from cherenkov_cli.plots import draw, require_matplotlib
+
+    target = _target(file, output)
+    require_matplotlib()
+    report = Report.read(file)
+    write_file(target, draw(report, _FORMATS[target.suffix.lower()]))
     print(target)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The report in a file.
+def _target(file: str, output: str | None) -> Path:
+    """The picture's file.
 
     Raises:
-        CorruptModel: if it is none.
-        UnsupportedModel: if a later release wrote it.
-        DiskError: if it cannot be read.
+        RequestError: if it is of another kind.
+        DiskError: if it could not be written.
     """
-    from cherenkov.checkpoint.documents import parse_object, read_bytes
-    from cherenkov.experts.report import KIND, VERSION
-
-    found = parse_object(path, read_bytes(path))
-    if found.get("kind") != KIND:
-        raise CorruptModel(path, "not what run --stats-json writes")
-    if found.get("version") != VERSION:
-        raise UnsupportedModel(
-            f"{path}: version {found.get('version')!r:.20}", known=f"version {VERSION}"
-        )
-    return found
-
-
-def _draw(found: Mapping[str, Any], target: Path) -> None:
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise click.ClickException("plots need matplotlib: pip install 'cherenkov[plot]'") from None
-    # The same figures give the same file.
-    with mpl.rc_context({"svg.hashsalt": "cherenkov", "font.size": 9}):
-        figure = Figure(figsize=(9, 6), layout="constrained")
-        use, time = figure.subplots(2, 1, height_ratios=[2, 1])
-        try:
-            _use(figure, use, found)
-            _time(time, found)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise ConfigError("file", "", f"its figures make no sense: {error!r:.80}") from None
-        try:
-            figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)
-        except OSError as error:
-            raise DiskError.wrap(error, target, "write") from error
-
-
-def _use(figure: Figure, axes: Axes, found: Mapping[str, Any]) -> None:
-    """A row a layer, its experts by falling use."""
-    import numpy as np
-
-    rows = np.sort(np.array(found["by_expert"]["rows"], float), axis=1)[:, ::-1]
-    share = 100 * rows / np.maximum(rows.sum(axis=1, keepdims=True), 1)
-    image = axes.imshow(share, aspect="auto", cmap="viridis", interpolation="nearest")
-    figure.colorbar(image, ax=axes, label="% of the layer's rows")
-    axes.set_xlabel("experts of a layer, the most used first")
-    axes.set_ylabel("layer")
-    axes.set_title("how unevenly experts are used")
-
-
-def _time(axes: Axes, found: Mapping[str, Any]) -> None:
-    """Hit rate of each sample, and of a moving window."""
-    import numpy as np
-
-    samples = found["over_time"]
-    hits = np.array([s["hits"] for s in samples], float)
-    asks = hits + np.array([s["misses"] for s in samples], float)
-    kept = asks > 0
-    hits, asks = hits[kept], asks[kept]
-    places = np.arange(1, len(samples) + 1)[kept]
-    axes.plot(places, 100 * hits / asks, ".", color="#9aa4b2", markersize=3)
-    if len(hits) >= _WINDOW:
-        window = np.ones(_WINDOW)
-        moving = np.convolve(hits, window, "valid") / np.convolve(asks, window, "valid")
-        axes.plot(places[_WINDOW - 1 :], 100 * moving, color="#1f6feb")
-    axes.set_ylim(0, 101)
-    axes.set_xlabel("pieces of the answer")
-    axes.set_ylabel("experts found in memory, %")
-    axes.grid(alpha=0.3)
+    target = Path(file).with_suffix(".png") if output is None and Path(file).name else None
+    target = target or Path(output or "")
+    if target.suffix.lower() not in _FORMATS:
+        raise RequestError(f"--output {output!r:.80}: must end in .svg or .png", param="output")
+    check_target(target)
+    return target

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cherenkov.errors import RequestError
-from cherenkov_cli import statistics
 from cherenkov_cli.options import (
     engine_options,
     load_settings_of,
     read_tools,
     sampling_of,
     sampling_options,
+    stats_options,
 )
 from cherenkov_cli.show import Reporter, answer_as_json, call_line, say, summary, table
+from cherenkov_cli.statistics import Statistics
 
 if TYPE_CHECKING:
     from cherenkov.comparison import Difference
-    from cherenkov.experts.report import History
     from cherenkov.model import Model
     from cherenkov.sampling import Sampling
 
@@ -91,32 +91,26 @@ class _Options:
 @click.option("--json", is_flag=True, help="Print the answer as one JSON object, on one line.")
 @click.option("--repeat", type=click.IntRange(1), default=1, metavar="N", help="Answer N times.")
 @click.option("--check", is_flag=True, help="Compare with the reference backend, layer by layer.")
-@click.option("--stats", is_flag=True, help="Show what the expert store did.")
-@click.option("--stats-json", metavar="FILE", help="Write it to a file, for cherenkov plot stats.")
 @sampling_options
 @engine_options
-def command(
-    model: str, repeat: int, check: bool, stats: bool, stats_json: str | None, **given: Any
-) -> int:
+@stats_options
+def command(model: str, repeat: int, check: bool, **given: Any) -> int:
     """Answer PROMPT with MODEL.
 
     MODEL is "demo", or the folder of a store or checkpoint; a checkpoint is prepared first, once. PROMPT is text, or
     "-" to read standard input.
     """
     options = _Options.of(given)
+    statistics = Statistics.of(given)
 
-    from cherenkov.experts.report import History
-    from cherenkov.experts.report import report as report_of
     from cherenkov.model import Model
 
     with Reporter(quiet=options.quiet) as report:
         loaded = Model.load(model, on_event=report, **options.settings)
     with loaded:
-        history = History(loaded.experts) if stats or stats_json is not None else None
         for _ in range(repeat):
-            _answer(loaded, options, history)
-        if history is not None:
-            _report(report_of(loaded.experts, history), shown=stats, path=stats_json)
+            _answer(loaded, options)
+        statistics.give(loaded)
         return _check(loaded, options) if check else 0
 
 
@@ -143,16 +137,16 @@ def _read_stdin() -> str:
         ) from error
 
 
-def _answer(model: Model, options: _Options, history: History | None) -> None:
+def _answer(model: Model, options: _Options) -> None:
     if options.tools is not None or (options.json and not options.raw and not options.no_eos):
-        _converse(model, options, history)
+        _converse(model, options)
     else:
-        _continue(model, options, history)
+        _continue(model, options)
     if model.last_run is not None and not options.quiet:
         say(summary(model.last_run, model.backend_name))
 
 
-def _continue(model: Model, options: _Options, history: History | None) -> None:
+def _continue(model: Model, options: _Options) -> None:
     """Answer with text alone, thoughts included."""
     pieces = model.stream(
         options.prompt,
@@ -164,7 +158,6 @@ def _continue(model: Model, options: _Options, history: History | None) -> None:
         ignore_eos=options.no_eos,
         stop=options.stop,
     )
-    pieces = pieces if history is None else history.each(pieces)
     if options.json:
         text = "".join(pieces)
         run = model.last_run
@@ -176,20 +169,19 @@ def _continue(model: Model, options: _Options, history: History | None) -> None:
     print(flush=True)
 
 
-def _converse(model: Model, options: _Options, history: History | None) -> None:
+def _converse(model: Model, options: _Options) -> None:
     """Answer with thoughts, text and calls apart."""
     from cherenkov.chat.replies import Finished, TextDelta, ToolCallEvent
 
     shown = ""
-    events = model.stream_chat(
+    for event in model.stream_chat(
         options.messages,
         tools=options.tools,
         sampling=options.sampling,
         max_tokens=options.max_tokens,
         thinking=options.think,
         stop=options.stop,
-    )
-    for event in events if history is None else history.each(events):
+    ):
         if isinstance(event, Finished):
             reply = event.reply
             if options.json:
@@ -212,14 +204,6 @@ def _converse(model: Model, options: _Options, history: History | None) -> None:
             before = "\n" if shown and not shown.endswith("\n") else ""
             shown = f"{before}{call_line(event.call)}\n"
             print(shown, end="", flush=True)
-
-
-def _report(found: dict[str, Any], *, shown: bool, path: str | None) -> None:
-    """What the expert store did. What was asked for is shown even if quiet."""
-    if shown:
-        statistics.show(found)
-    if path is not None:
-        statistics.save(found, path)
 
 
 def _check(model: Model, options: _Options) -> int:

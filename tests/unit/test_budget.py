@@ -202,10 +202,24 @@ def test_group_of_version_2_counts_cache_as_free(tmp_path):
         **{
             "job__memory--max": f"{4 * GIB}\n",
             "job__memory--current": f"{3 * GIB}\n",
-            "job__memory--stat": f"anon 5\ninactive_file {2 * GIB}\n",
+            "job__memory--stat": f"anon 5\ninactive_file {2 * GIB}\nactive_file {GIB // 2}\n",
         },
     )
-    assert found == Memory(4 * GIB, 3 * GIB, "this control group")
+    assert found == Memory(4 * GIB, 3 * GIB + GIB // 2, "this control group")
+
+
+@linux
+@pytest.mark.parametrize(
+    ("most", "high", "expected"), [(4, 2, 2), (2, 4, 2), ("max", 3, 3), (3, "max", 3), (4, 0, 0)]
+)
+def test_a_group_that_slows_down_is_full(tmp_path, most, high, expected):
+    sizes = {"max": most, "high": high}
+    files = {
+        f"memory--{name}": f"{size if size == 'max' else size * GIB}\n"
+        for name, size in sizes.items()
+    }
+    found = machine(tmp_path, "0::/\n", **files, **{"memory--current": "0\n"})
+    assert (found.available_bytes, found.source) == (expected * GIB, "this control group")
 
 
 @linux
@@ -239,10 +253,12 @@ def test_group_of_version_1(tmp_path):
         **{  # inside a container the named folder is not there: its root is the group
             "memory__memory--limit_in_bytes": f"{GIB}\n",
             "memory__memory--usage_in_bytes": f"{GIB // 2}\n",
-            "memory__memory--stat": f"inactive_file 0\ntotal_inactive_file {GIB // 4}\n",
+            "memory__memory--stat": (
+                f"inactive_file 0\ntotal_inactive_file {GIB // 4}\ntotal_active_file {GIB // 8}\n"
+            ),
         },
     )
-    assert found == Memory(GIB, GIB * 3 // 4, "this control group")
+    assert found == Memory(GIB, GIB * 7 // 8, "this control group")
 
 
 @linux

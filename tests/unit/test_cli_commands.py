@@ -114,6 +114,10 @@ FOUND = {
         "smallest_total_bytes": 4 * 10**9,
         "everything_resident_bytes": 104 * 10**9,
         "token_state_bytes": 18304,
+        "available_bytes": 24 * 10**9,
+        "available_in": "this control group",
+        "plan": {"pool_bytes": 18 * 10**9, "slots": 6500, "records": 25088, "share": 0.2591, "context_tokens": 8192, "chunk_rows": 2048, "total_bytes": 23 * 10**9},
+        "refusal": None,
     },
     "source": {"dialect": "MLX", "expert_bits": 4, "bytes": 104 * 10**9, "shards": 21, "notes": ["pre-norms are raw"]},
     "preparing": {"output_bytes": 102 * 10**9, "bits": 4, "group": 64},
@@ -121,7 +125,8 @@ FOUND = {
 
 
 def test_inspect(monkeypatch, capsys):
-    monkeypatch.setattr(inspection, "inspect", lambda path, bits: FOUND)
+    asked = []
+    monkeypatch.setattr(inspection, "inspect", lambda path, **how: asked.append(how) or FOUND)
     assert run(["inspect", "x"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for part in (
@@ -131,12 +136,25 @@ def test_inspect(monkeypatch, capsys):
         "experts 10 of 512 a token, 4 bits in groups of 64",
         "layout MLX, 4 bits",
         "total 102 GB",
-        "smallest pool 27 MB",
+        "smallest pool 27 MB (--pool-gb 0.027)",
         "smallest in all 4 GB",
+        "with the 24 GB that this control group has",
+        "pool 18 GB: 6500 of 25088 experts (25.9%)",
+        "context 8,192 tokens",
+        "in chunks of 2,048 tokens",
+        "in all 23 GB",
         "writes 102 GB",
         "note: pre-norms are raw",
     ):
         assert part in text
+    monkeypatch.setitem(FOUND["memory"], "plan", None)
+    monkeypatch.setitem(FOUND["memory"], "refusal", "not enough memory:\nbuy more")
+    assert run(["inspect", "x", "--pool-gb", "max", "--max-ctx", "7"]) == 0
+    assert "not enough memory: buy more" in capsys.readouterr().out
+    assert asked == [
+        {"bits": None, "pool": None, "context_tokens": None},
+        {"bits": None, "pool": "max", "context_tokens": 7},
+    ]
     monkeypatch.setitem(FOUND["preparing"], "bits", 16)
     assert run(["inspect", "x"]) == 0
     assert "weights  BF16" in capsys.readouterr().out
