@@ -29,6 +29,6 @@ def test_example(example, said, capsys, tmp_path, monkeypatch):
     if "slots" in example:
         fit, all_of_them = map(int, re.search(r"(\d+) of (\d+) experts fit", out).groups())
         assert 0.15 < fit / all_of_them < 0.25  # "a fifth"
-        misses, hits = map(int, re.search(r"(\d+) reads, (\d+) hits", out).groups())
+        misses, hits = map(int, re.search(r"(\d+) misses, (\d+) hits", out).groups())
         assert misses
         assert hits
