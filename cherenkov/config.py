@@ -155,10 +155,8 @@ def _validate(gathered: dict[str, Origin]) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         origin = gathered[str(first["loc"][0])]
-        reason = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(
-            origin.key, origin.value, reason[:1].lower() + reason[1:], source=origin.source
-        ) from None
+        reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        raise ConfigError(origin.key, origin.value, reason, source=origin.source) from None
 
 
 def _unknown(origin: Origin) -> ConfigError:

@@ -44,9 +44,9 @@ def inspect(
         pool: memory for experts to plan with: `"adaptive"`, `"max"`, or GB.
 
     Returns:
-        `kind` (store or checkpoint), `architecture`, `parameters`, `tensors`, `layers`, `experts`, `draft_head`,
-        `bytes` by part, `memory`: the smallest that works, what there is, and the plan for it, or why there is none; for a
-        store `lower_experts`, those in fewer bits; for a checkpoint `source` and `preparing`: what it comes as and what
+        `kind` (store or checkpoint), `architecture`, `parameters`, `tensors`, `layers` (of records: the draft head's is one),
+        `experts`, `draft_head`, `bytes` by part, `memory`: the smallest that works, with a context of one token, what there
+        is, and the plan for it, or why there is none; for a store `lower_experts`, those in fewer bits; for a checkpoint `source` and `preparing`: what it comes as and what
         preparing would write.
 
     Raises:

@@ -115,7 +115,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     if guesses.predicted:
         yield (
             "predictions",
-            f"{guesses.precision:.1%} right, {guesses.recall:.1%} of what was asked",
+            f"{guesses.precision:.1%} right; {guesses.recall:.1%} of the experts asked for",
         )
         yield "read ahead in time", f"{guesses.useful} records, and {guesses.joined} on their way"
         yield "wasted", format_bytes(guesses.wasted_bytes)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from cherenkov.backends.base import ExpertPool, Ids, Wave
 from cherenkov.experts.lease import Lease
@@ -113,6 +114,11 @@ class ExpertStore:
         self._settle()
         self._counts.settle()
         return self._counts
+
+    @override
+    def __repr__(self) -> str:
+        records = self.layers * self.experts
+        return f"<ExpertStore {self.slots} slots for {records} records, {self.resident} in memory>"
 
     def begin_step(self, rows: int) -> bool:
         """A step of so many rows begins. Is it worth while to tell what layers will likely ask for (`expect`)?"""

@@ -39,7 +39,7 @@ def _report(found: Mapping[str, Any]) -> Iterator[str]:
     yield table([*_model(found), *_source(found)])
     yield "bytes"
     yield table([(name, format_bytes(size)) for name, size in found["bytes"].items()])
-    yield "memory to run it"
+    yield "memory to run it, with a context of one token"
     yield from _memory(found["memory"])
     if "preparing" in found:
         cost = found["preparing"]
@@ -63,7 +63,7 @@ def _memory(memory: Mapping[str, Any]) -> Iterator[str]:
             ("smallest pool", f"{format_bytes(least)} (--pool-gb {gigabytes(least)})"),
             ("smallest in all", format_bytes(memory["smallest_total_bytes"])),
             ("with every expert", format_bytes(memory["everything_resident_bytes"])),
-            ("a token of context", format_bytes(memory["token_state_bytes"])),
+            ("each further token", format_bytes(memory["token_state_bytes"])),
         ]
     )
     size = format_bytes(memory["available_bytes"])
@@ -91,11 +91,10 @@ def _model(found: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     width = _width(experts["bits"], experts["group"])
     yield "architecture", found["architecture"]
     yield "parameters", f"{found['parameters']:,}"
-    yield (
-        "tensors",
-        f"{found['tensors']} dense, {found['layers']} layers of {experts['per_layer']} experts",
-    )
-    yield "draft head", "yes" if found["draft_head"] else "no"
+    head = int(found["draft_head"])  # its records are one more layer
+    yield "tensors", f"{found['tensors']} dense"
+    yield "layers", f"{found['layers'] - head} of {experts['per_layer']} experts"
+    yield "draft head", f"yes, with {experts['per_layer']} experts of its own" if head else "no"
     yield "experts", f"{experts['used_per_token']} of {experts['per_layer']} a token, {width}"
     yield "record", f"{format_bytes(experts['record_bytes'])}"
     yield "longest context", f"{found['max_context_tokens']:,} tokens"

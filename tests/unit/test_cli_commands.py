@@ -133,10 +133,12 @@ def test_inspect(monkeypatch, capsys):
         "checkpoint x",
         "architecture qwen4_exp",
         "parameters 1,234,567",
+        "layers 48 of 512 experts",
+        "draft head yes, with 512 experts of its own",
         "experts 10 of 512 a token, 4 bits in groups of 64",
         "layout MLX, 4 bits",
         "total 102 GB",
-        "smallest pool 27 MB (--pool-gb 0.027)",
+        "memory to run it, with a context of one token smallest pool 27 MB (--pool-gb 0.027)",
         "smallest in all 4 GB",
         "with the 24 GB that this control group has",
         "pool 18 GB: 6500 of 25088 experts (25.9%)",
@@ -303,7 +305,7 @@ def test_doctor_survives_bad_settings(monkeypatch, capsys):
     assert "memory" in out
     assert err.splitlines() == [
         (
-            "cherenkov: threads = 'many' (CHERENKOV_THREADS): input should be a valid integer, "
+            "cherenkov: threads = 'many' (CHERENKOV_THREADS): must be a valid integer, "
             "unable to parse string as an integer"
         )
     ]

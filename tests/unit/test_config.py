@@ -132,7 +132,7 @@ def test_a_size_with_a_unit_is_told_how_to_write_it():
 
 def test_sources_are_named(home, monkeypatch):
     monkeypatch.setenv("CHERENKOV_THREADS", "many")
-    with pytest.raises(ConfigError, match=r"threads = 'many' \(CHERENKOV_THREADS\): input should"):
+    with pytest.raises(ConfigError, match=r"threads = 'many' \(CHERENKOV_THREADS\): must be"):
         load_settings()
     monkeypatch.delenv("CHERENKOV_THREADS")
     path = write(home, "threads = 'many'")

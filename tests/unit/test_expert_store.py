@@ -136,6 +136,7 @@ def test_everything_resident_reads_nothing(make):
         for layer in range(LAYERS):
             take(store, layer, range(EXPERTS))
     assert (store.stats.hits, store.stats.misses) == (24, 24)
+    assert repr(store) == "<ExpertStore 24 slots for 24 records, 24 in memory>"
 
 
 def test_a_wave_stays_put_until_the_next_is_asked_for(make):
