@@ -78,9 +78,15 @@ class LowBit:
     records: tuple[int, ...]
 
 
-def command(store: PackedStore, bits: int) -> str:
+def command(store: PackedStore, *bits: int) -> str:
     """What to type to have them made."""
-    return f"cherenkov prepare {store.path} --experts {bits}"
+    return f"cherenkov prepare {store.path} --experts {','.join(map(str, bits))}"
+
+
+def _half_built(store: PackedStore) -> list[int]:
+    """Widths that were begun; only the same command goes on where it was."""
+    begun = [bits for bits in WIDTHS if is_there(store.path / Names.of(bits).experts)]
+    return [bits for bits in begun if not is_there(store.path / Names.of(bits).manifest)]
 
 
 def lower_layout(layout: ExpertLayout, bits: int) -> ExpertLayout:
@@ -127,10 +133,13 @@ def open_lowbit(store: PackedStore, bits: int) -> LowBit:
     layout, names = lower_layout(store.manifest.experts.layout, bits), Names.of(bits)
     hint = command(store, bits)
     if not is_there(store.path / names.manifest):
-        half = is_there(store.path / names.experts)
-        state = "they are half built; go on with" if half else "make them with"
+        half = _half_built(store)
+        if bits in half:
+            hint = f"they are half built; go on with: {command(store, *half)}"
+        else:
+            hint = f"make them with: {hint}"
         raise ModelNotFound(
-            f"{store.path} in {bits} bits", [str(store.path / names.manifest)], f"{state}: {hint}"
+            f"{store.path} in {bits} bits", [str(store.path / names.manifest)], hint
         )
     path = vetted(store.path, names.manifest)
     text = read_bytes(path)
