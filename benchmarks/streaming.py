@@ -5,7 +5,7 @@
     python benchmarks/streaming.py --limits 700 --rounds 1 --engines cherenkov
 
 Every sample begins with its files out of the page cache, in a control group with that much memory. We choose the pool
-ourselves, from the memory that the group leaves (`pool="adaptive"` would keep half a gigabyte for the rest of a
+ourselves, from the memory that the group leaves (`pool="adaptive"` would keep a quarter for the rest of a
 machine, which is not there). The bound is what the disk gives for the bytes that were missing, or what the processor
 does with all experts in memory, whichever is less. Writes `benchmarks/results/<date>-<machine>-streaming.json`.
 """

@@ -43,7 +43,9 @@ _WIDER_ROWS = (2048, 1536, 1024)
 _WIDER_SHARE = 8
 """Those rows may take so much of the memory that is left: one part in eight."""
 _RESERVE_BYTES = {"adaptive": 512 * MIB, "max": 128 * MIB}
-"""Left to the interpreter and to the rest of the machine when the pool takes what remains."""
+"""Left to the interpreter and to the rest of the machine when the pool takes what remains: so much, or a share of what
+there is where that is less."""
+_RESERVE_SHARE = {"adaptive": 4, "max": 16}
 _WORKING_BYTES = 96 * MIB
 """The interpreter, libraries and tokenizer of an idle process."""
 
@@ -164,7 +166,8 @@ def make_plan(
     if slots is not None:
         return _widened(demand, memory, floor, memory.available_bytes - floor.total_bytes)
     assert isinstance(pool, str)
-    room = memory.available_bytes - (floor.total_bytes - floor.pool_bytes) - _RESERVE_BYTES[pool]
+    reserve = min(_RESERVE_BYTES[pool], memory.available_bytes // _RESERVE_SHARE[pool])
+    room = memory.available_bytes - (floor.total_bytes - floor.pool_bytes) - reserve
     slots = min(demand.records, max(_smallest(demand), room // demand.stride_bytes))
     plan = _assemble(demand, memory, context, slots)
     wide = _widened(demand, memory, plan, plan.pool_bytes)

@@ -68,6 +68,13 @@ def test_adaptive_leaves_more_than_max():
     assert most.slots - adaptive.slots == pytest.approx(384 * MIB / 32_768, abs=1)
 
 
+def test_a_small_machine_keeps_a_share_back_and_not_all_of_it():
+    demand = replace(DEMAND, records=100_000, dense_bytes=100 * MIB)
+    adaptive = make_plan(demand, memory(600 * MIB), context_tokens=100)
+    assert adaptive.slots > 50 * SIZES.top_k
+    assert 600 * MIB - adaptive.total_bytes >= 150 * MIB
+
+
 def test_streamed_prompts_go_in_larger_chunks_where_memory_allows():
     many = replace(DEMAND, records=10_000_000)
     assert make_plan(DEMAND, memory(600 * GIB)).chunk_rows == 512  # every expert is in memory
