@@ -32,10 +32,12 @@ def command() -> None:
 @click.option("--output", "-o", metavar="FILE", help="A .png or .svg; by default FILE with .png.")
 def stats(file: str, output: str | None) -> None:
     """Draw FILE, which run --stats-json wrote: how often each expert of each layer was used, and hits over time."""
-    target = Path(output) if output is not None else Path(file).with_suffix(".png")
-    if target.suffix not in _FORMATS:
-        raise ConfigError("output", str(target), "must end in .png or .svg")
-    _draw(_read(Path(file)), target)
+    source = Path(file)
+    if output is not None and Path(output).suffix not in _FORMATS:
+        raise ConfigError("output", output, "must end in .png or .svg")
+    found = _read(source)  # so it is a file, and has a name
+    target = Path(output) if output is not None else source.with_suffix(".png")
+    _draw(found, target)
     print(target)
 
 
@@ -73,7 +75,7 @@ def _draw(found: Mapping[str, Any], target: Path) -> None:
         try:
             _use(figure, use, found)
             _time(time, found)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise ConfigError("file", "", f"its figures make no sense: {error!r:.80}") from None
         try:
             figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)

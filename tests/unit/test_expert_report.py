@@ -105,6 +105,15 @@ def test_other_files_are_refused(text, reason, tmp_path, capsys):
     assert reason in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["", "/", ".", ".."])
+def test_what_no_file_is_called_is_refused(name, capsys):
+    assert run(["plot", "stats", name]) == 1
+    assert "not a regular file" in capsys.readouterr().err
+    arguments = ["run", "demo", "Hi", "--max-tokens", "1", "-q", "--stats-json", name]
+    assert run(arguments) == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
 def test_figures_that_make_no_sense_are_refused(document, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     found = json.loads(document.read_text())
@@ -113,6 +122,10 @@ def test_figures_that_make_no_sense_are_refused(document, tmp_path, capsys):
         path.write_text(json.dumps(found | {key: [1]}))
         assert run(["plot", "stats", str(path)]) == 1
         assert "make no sense" in capsys.readouterr().err
+    rows = [sample | {"hits": 10**400} for sample in found["over_time"]]
+    path.write_text(json.dumps(found | {"over_time": rows}))
+    assert run(["plot", "stats", str(path)]) == 1
+    assert "make no sense" in capsys.readouterr().err
     assert run(["plot", "stats", str(document), "-o", str(tmp_path / "a.gif")]) == 1
     assert ".png or .svg" in capsys.readouterr().err
     assert run(["plot", "stats", str(document), "-o", str(tmp_path / "absent" / "a.png")]) == 1

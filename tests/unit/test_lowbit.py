@@ -246,6 +246,15 @@ def test_widths_that_make_no_sense(source: Path, store: Path, tmp_path: Path) ->
             prepare(store, experts=widths)
     with pytest.raises(ConfigError, match="must be refit or truncate"):
         prepare(store, experts=[3], lowbit="guess")
+    early = tmp_path / "early"  # refused before there is a store, which may take an hour
+    for options, reason in (
+        ({"experts": [5]}, "must be 4, as the store is"),
+        ({"lowbit": "guess"}, "must be refit or truncate"),
+        ({"experts": [3], "bits": 8, "lowbit": "truncate"}, "only 4-bit experts"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            prepare(source, early, **options)
+        assert not early.exists()
     with pytest.raises(ConfigError, match="is a store already"):
         prepare(store, tmp_path / "other", experts=[3])
     with pytest.raises(ConfigError, match="give the folder"):
