@@ -8,7 +8,7 @@ import resource
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cherenkov.architectures import family_of
 from cherenkov.errors import CapacityError, ConfigError
@@ -306,19 +306,34 @@ def _limited_memory(root: Path) -> Memory | None:
 def _group_memory(root: Path) -> Memory | None:
     """The tightest limit on the way from our control group (v2, or v1's memory controller) to the root."""
     tightest: Memory | None = None
-    for folder, names in _group_folders(root):
-        limit, used = (_number(folder / name) for name in names[:2])
+    for folder, files in _group_folders(root):
+        limits = [_number(folder / name) for name in files.limits]
+        limit = min((found for found in limits if found is not None), default=None)
+        used = _number(folder / files.used)
         if limit is None or used is None or limit >= 1 << 60:
             continue
-        cache = _key_values(folder / "memory.stat").get(names[2], 0)
+        cache = _key_values(folder / "memory.stat").get(files.cache, 0)
         memory = Memory(limit, max(0, limit - max(0, used - cache)), "this control group")
         if tightest is None or memory.available_bytes < tightest.available_bytes:
             tightest = memory
     return tightest
 
 
-def _group_folders(mounts: Path) -> list[tuple[Path, tuple[str, str, str]]]:
-    """Our group and its ancestors; the files with limit and use, and the statistic of reclaimable cache."""
+class _GroupFiles(NamedTuple):
+    """The files with limits and use, and the statistic of reclaimable cache."""
+
+    limits: tuple[str, ...]
+    used: str
+    cache: str
+
+
+# Above memory.high nothing is killed, but everything slowed down, to next to nothing.
+_VERSION_2 = _GroupFiles(("memory.max", "memory.high"), "memory.current", "inactive_file")
+_VERSION_1 = _GroupFiles(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _group_folders(mounts: Path) -> list[tuple[Path, _GroupFiles]]:
+    """Our group and its ancestors, and what their files are called."""
     try:
         lines = (mounts / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -328,15 +343,13 @@ def _group_folders(mounts: Path) -> list[tuple[Path, tuple[str, str, str]]]:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            root = mounts / "sys/fs/cgroup"
-            names = ("memory.max", "memory.current", "inactive_file")
+            root, files = mounts / "sys/fs/cgroup", _VERSION_2
         elif "memory" in controllers.split(","):
-            root = mounts / "sys/fs/cgroup/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            root, files = mounts / "sys/fs/cgroup/memory", _VERSION_1
         else:
             continue
         parts = [p for p in path.split("/") if p and p != ".."]
-        folders += [(root.joinpath(*parts[:n]), names) for n in range(len(parts), -1, -1)]
+        folders += [(root.joinpath(*parts[:n]), files) for n in range(len(parts), -1, -1)]
     return folders
 
 
