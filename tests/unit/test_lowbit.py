@@ -225,6 +225,19 @@ def test_those_of_other_experts_are_stale(store: Path, tmp_path: Path) -> None:
     assert verify(other_store).ok
 
 
+def test_weights_that_are_not_finite_are_refused(source: Path, tmp_path: Path) -> None:
+    base = pack(opened(source), tmp_path / "base")
+    layout = PackedStore.open(base).expert_layout
+    (base / "integrity.json").unlink()  # as another program writes it, without checksums
+    with (base / "experts.bin").open("r+b") as file:
+        file.seek(layout.stride_bytes + layout.offsets()["up_s"])
+        file.write(b"\x80\x7f")  # infinity
+    with pytest.raises(CorruptModel, match=r"record 1 .*up has weights that are not finite"):
+        prepare(base, experts=[3, 2])
+    assert not list(base.glob("*3*")) + list(base.glob("*.journal"))
+    prepare(base, experts=[3], lowbit="truncate")  # scales stay what they are
+
+
 def test_damaged_ones_are_refused(store: Path) -> None:
     text = (store / "manifest3.json").read_bytes()
     (store / "manifest3.json").write_bytes(text.replace(b'"bits": 3', b'"bits": 2'))
