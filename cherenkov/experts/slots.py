@@ -123,8 +123,8 @@ class Slots:
     def spare_experts(self, first_layer: int, ids: Ids) -> None:
         """The same for experts in memory: `[n, R, K]` of layers from `first_layer` on."""
         if self._ranked:
-            for table, each in zip(self.table[first_layer:], ids, strict=False):
-                self._spared.update(table.take(each).ravel().tolist())
+            layers = np.arange(first_layer, first_layer + len(ids))[:, None, None]
+            self._spared.update(self.table[layers, ids].ravel().tolist())
 
     def fetch(
         self, records: list[int], slots: list[int], kind: ReadStats, *, required: bool
