@@ -44,6 +44,7 @@ def open_experts(
     sums = None
     if how.check != "never" and store.integrity is not None:
         sums = np.array(store.integrity.records, dtype=np.uint64)
+    pool = backend.pool(store.expert_layout, slots)  # first: there may be no memory for it
     reader = RecordReader(
         store.experts_path,
         store.expert_layout.stride_bytes,
@@ -52,7 +53,6 @@ def open_experts(
         every_time=how.check == "always",
         threads=how.readers,
     )
-    pool = backend.pool(store.expert_layout, slots)
     return ExpertStore(
         pool,
         reader,

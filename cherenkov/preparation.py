@@ -14,9 +14,10 @@ from cherenkov.checkpoint.source import Checkpoint, open_checkpoint
 from cherenkov.config import load_settings
 from cherenkov.errors import ConfigError, DiskError, ModelError, ModelNotFound
 from cherenkov.events import Listener, Note, ignore
-from cherenkov.packing.lowbit import REFIT, WIDTHS
+from cherenkov.packing.lowbit import DERIVATIONS, REFIT, TRUNCATE, WIDTHS
 from cherenkov.packing.lower import lower
 from cherenkov.packing.pack import pack
+from cherenkov.packing.plan import make_plan
 from cherenkov.packing.store import MANIFEST, PackedStore
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ def prepare(
     """
     widths = tuple(experts)
     checked_path("source", source)
+    if lowbit not in DERIVATIONS:
+        raise ConfigError("lowbit", lowbit, f"must be {' or '.join(DERIVATIONS)}")
     if output is None:
         if not widths:
             raise ConfigError("output", None, "give the folder that the store will be")
@@ -134,20 +137,19 @@ def prepare(
         store = locate(source, on_event)
     else:
         checked_path("output", output)
-        store = _packed(source, output, bits, threads, on_event)
+        checkpoint, target = _unpacked(source, output, on_event)
+        if widths:  # refused now, and not when the store is written
+            _check_widths(make_plan(checkpoint, bits, None).bits, widths, lowbit)
+        store = pack(checkpoint, target, bits=bits, threads=threads, on_event=on_event)
     if widths:
         _add_experts(PackedStore.open(store), widths, lowbit, threads, on_event)
     return store
 
 
-def _packed(
-    source: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    bits: int | None,
-    threads: int,
-    on_event: Listener,
-) -> Path:
-    """A checkpoint as a store."""
+def _unpacked(
+    source: str | os.PathLike[str], output: str | os.PathLike[str], on_event: Listener
+) -> tuple[Checkpoint, Path]:
+    """A checkpoint that is no store yet, and where that shall be."""
     folder = demo_folder() if os.fspath(source) == DEMO else expanded(source)
     try:
         target = Path(output).expanduser()
@@ -157,8 +159,16 @@ def _packed(
         raise ConfigError("output", os.fspath(output), f"{folder} is a store already")
     if not is_checkpoint(folder):
         raise _not_found(source, folder)
-    checkpoint = open_source(folder, on_event)
-    return pack(checkpoint, target, bits=bits, threads=threads, on_event=on_event)
+    return open_source(folder, on_event), target
+
+
+def _check_widths(own: int, widths: tuple[int, ...], lowbit: str) -> None:
+    """Refuse what cannot be made of experts of `own` bits."""
+    for bits in widths:
+        if bits != own and bits not in WIDTHS:
+            raise ConfigError("experts", bits, f"must be {own}, as the store is, or 3 or 2")
+    if lowbit == TRUNCATE and own != 4 and set(widths) != {own}:
+        raise ConfigError("lowbit", lowbit, "only 4-bit experts can be truncated")
 
 
 def _add_experts(
@@ -166,9 +176,7 @@ def _add_experts(
 ) -> None:
     """Make what is missing of the widths that a store should have."""
     own = store.expert_layout.bits
-    for bits in widths:
-        if bits != own and bits not in WIDTHS:
-            raise ConfigError("experts", bits, f"must be {own}, as the store is, or 3 or 2")
+    _check_widths(own, widths, lowbit)
     lower_widths = [bits for bits in widths if bits != own]
     if lower_widths:
         source = _source_of(store) if lowbit == REFIT else None

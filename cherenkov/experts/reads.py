@@ -14,13 +14,14 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from cherenkov.errors import CapacityError
 from cherenkov.packing.integrity import record_checksum
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["ENDS_EARLY", "LANDED", "WRONG_CHECKSUM", "Reads", "ThreadedReads"]
+__all__ = ["ENDS_EARLY", "LANDED", "WRONG_CHECKSUM", "Reads", "ThreadedReads", "begin"]
 
 LANDED = 0
 ENDS_EARLY = -1
@@ -69,6 +70,18 @@ class Reads(Protocol):
 
     def close(self) -> None:
         """End the reads under way, forget the others, join the threads."""
+
+
+def begin(reads: Reads, records: list[int], slots: list[int], *, required: bool) -> None:
+    """`Reads.submit`, with an error of ours.
+
+    Raises:
+        CapacityError: if the system has no thread to read with. What was asked for is not under way.
+    """
+    try:
+        reads.submit(records, slots, required)
+    except RuntimeError as error:
+        raise CapacityError(f"cannot start a thread to read from disk: {error}") from error
 
 
 class ThreadedReads:
@@ -129,10 +142,8 @@ class ThreadedReads:
     def submit(self, records: list[int], slots: list[int], required: bool, /) -> None:
         """See `Reads`."""
         with self._lock:
-            while len(self._workers) < self._threads:
-                name = f"cherenkov-reader-{len(self._workers)}"
-                self._workers.append(threading.Thread(target=self._work, name=name, daemon=True))
-                self._workers[-1].start()
+            if not self._workers:
+                self._start()
             queue = self._required if required else self._predicted
             queue.extend(zip(records, slots, strict=True))
             self._lock.notify_all()
@@ -172,6 +183,18 @@ class ThreadedReads:
         for worker in workers:
             worker.join()
         self._stop = False
+
+    def _start(self) -> None:
+        for number in range(self._threads):
+            name = f"cherenkov-reader-{number}"
+            worker = threading.Thread(target=self._work, name=name, daemon=True)
+            try:
+                worker.start()
+            except RuntimeError:
+                if not self._workers:
+                    raise
+                break  # the system has no more to give; those that there are will do
+            self._workers.append(worker)
 
     def _busy(self) -> bool:
         return bool(self._reading or self._required or self._predicted)

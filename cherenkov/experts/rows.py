@@ -18,7 +18,7 @@ import numpy as np
 from cherenkov.checkpoint.affine import HostMatrix, dequantise
 from cherenkov.errors import CorruptModel, DiskError
 from cherenkov.experts.reader import reads_into
-from cherenkov.experts.reads import ENDS_EARLY, LANDED
+from cherenkov.experts.reads import ENDS_EARLY, LANDED, begin
 from cherenkov.packing.integrity import checksum
 from cherenkov.units import MIB
 
@@ -312,7 +312,7 @@ class _RowCache:
         self._coming.update(zip(rows, slots, strict=True))
         self._row_in.update(zip(slots, rows, strict=True))
         if rows:
-            reads.submit(rows, slots, True)
+            begin(reads, rows, slots, required=True)
 
     def _vacate(self, kept: set[int]) -> int | None:
         """A slot without a row, or that of the row used longest ago; None while all are needed."""
@@ -326,12 +326,15 @@ class _RowCache:
 
         What went wrong with others is forgotten: they are read again, and fail again, when they are needed.
         """
-        if self._reads is None:
+        if self._reads is None or self._reads.orphaned:  # whose locks may be in any state
             return
         failure = None
-        for slot, status, _ in self._reads.landed(wanted is not None):
+        landed = self._reads.landed(wanted is not None)
+        if wanted is not None and not landed:
+            self._begin_again()
+        for slot, status, _ in landed:
             row = self._row_in.pop(slot)
-            del self._coming[row]
+            self._coming.pop(row, None)
             if status == LANDED:
                 self._slot_of[row] = slot
                 self._stats.reads += 1
@@ -342,6 +345,13 @@ class _RowCache:
                 failure = self._failure(row, status)
         if failure is not None:
             raise failure
+
+    def _begin_again(self) -> None:
+        """Nothing is under way, whatever was noted: an interruption came before the reads could begin."""
+        self._coming.clear()
+        self._row_in.clear()
+        held = set(self._slot_of.values())
+        self._free = [slot for slot in range(self.rows) if slot not in held]
 
     def _failure(self, row: int, status: int) -> CorruptModel | DiskError:
         if status != ENDS_EARLY:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cherenkov.experts.reads import LANDED
+from cherenkov.experts.reads import LANDED, begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -123,8 +123,8 @@ class Slots:
     def spare_experts(self, first_layer: int, ids: Ids) -> None:
         """The same for experts in memory: `[n, R, K]` of layers from `first_layer` on."""
         if self._ranked:
-            for table, each in zip(self.table[first_layer:], ids, strict=False):
-                self._spared.update(table.take(each).ravel().tolist())
+            layers = np.arange(first_layer, first_layer + len(ids))[:, None, None]
+            self._spared.update(self.table[layers, ids].ravel().tolist())
 
     def fetch(
         self, records: list[int], slots: list[int], kind: ReadStats, *, required: bool
@@ -140,7 +140,7 @@ class Slots:
             self.promised.update(records)
         kind.requested += len(records)
         kind.requested_bytes += len(records) * self._reader.stride_bytes
-        reads.submit(records, slots, required)
+        begin(reads, records, slots, required=required)
 
     def require(self, records: Collection[int]) -> None:
         """What a prediction has begun, or is waiting to, is asked for now."""
@@ -253,4 +253,4 @@ class Slots:
         """Begin all that is coming once more."""
         for required in (True, False):
             again = [c for c in self._awaiting.values() if c.required is required]
-            reads.submit([c.record for c in again], [c.slot for c in again], required)
+            begin(reads, [c.record for c in again], [c.slot for c in again], required=required)

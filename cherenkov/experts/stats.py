@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
     from cherenkov.backends.base import Ids
 
-_MOST_NOTED = 1024
+__all__ = ["MOST_NOTED_IDS", "ExpertCounts", "ExpertStats", "ReadStats"]
 
-__all__ = ["ExpertCounts", "ExpertStats", "ReadStats"]
+_MOST_NOTED = 1024
+MOST_NOTED_IDS = 1 << 20
+"""Routed ids that wait to be counted, at most: a few megabytes. Long prompts have many times as many."""
 
 
 @dataclass(slots=True)
@@ -127,13 +129,15 @@ class ExpertCounts:
         self.predicted: NDArray[np.int64] = np.zeros((layers, experts), dtype=np.int64)
         self.asks: NDArray[np.int64] = np.zeros(layers, dtype=np.int64)
         self._uses: list[tuple[int, Ids]] = []
+        self._noted = 0
         self._missed: list[int] = []
         self._predicted: list[int] = []
 
     def note(self, first_layer: int, ids: Ids) -> None:
         """Rows were routed, `[n, R, K]` of layers from `first_layer` on."""
         self._uses.append((first_layer, ids))
-        if len(self._uses) == _MOST_NOTED:
+        self._noted += ids.size
+        if len(self._uses) == _MOST_NOTED or self._noted > MOST_NOTED_IDS:
             self.settle()
 
     def note_misses(self, records: list[int]) -> None:
@@ -146,7 +150,7 @@ class ExpertCounts:
 
     def settle(self) -> None:
         """Count what was noted."""
-        uses, self._uses = self._uses, []
+        uses, self._uses, self._noted = self._uses, [], 0
         missed, self._missed = self._missed, []
         predicted, self._predicted = self._predicted, []
         for first_layer, ids in uses:

@@ -22,7 +22,7 @@ from cherenkov.experts.lookahead import MOST_ROWS, Trial
 from cherenkov.experts.policy import DEFAULT, POLICIES
 from cherenkov.experts.reads import LANDED
 from cherenkov.experts.slots import NOTHING, Slots
-from cherenkov.experts.stats import ExpertCounts, ExpertStats
+from cherenkov.experts.stats import MOST_NOTED_IDS, ExpertCounts, ExpertStats
 from cherenkov.experts.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class ExpertStore:
         )
         self._counts = ExpertCounts(layers, experts)
         self._uses: list[tuple[int, Ids]] = []  # not told to the policy yet; see `_settle`
+        self._noted = 0  # ids in them
         self._expected: dict[int, set[int]] = {}  # records that a prediction named, by layer
         self._lease: Lease | None = None
         self._stepping = False
@@ -290,12 +291,13 @@ class ExpertStore:
             for i, each in enumerate(ids if ids.ndim == 3 else [ids]):
                 self.listener(first_layer + i, each)
         self._uses.append((first_layer, ids))
-        if len(self._uses) == _MOST_NOTED:
+        self._noted += ids.size
+        if len(self._uses) == _MOST_NOTED or self._noted > MOST_NOTED_IDS:
             self._settle()
 
     def _settle(self) -> None:
         """Count uses and tell the policy. Done for many layers at a time: it costs as much as for one."""
-        uses, self._uses = self._uses, []
+        uses, self._uses, self._noted = self._uses, [], 0
         for first_layer, ids in _runs(uses):
             self._policy.used(first_layer, ids)
             self._counts.note(first_layer, ids)

@@ -60,6 +60,8 @@ def write_file(path: Path, data: bytes) -> None:
     Raises:
         DiskError: if it cannot be written.
     """
+    if not path.name:
+        raise DiskError(path, "write", errno.EISDIR)
     working = path.with_name(f".{path.name}.tmp")
     try:
         before = path.stat().st_mode if path.exists() else None

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["RecordLowerer"]
 
 _MATRICES = ("gate", "up", "down")
+_ENDLESS = np.uint16(0x7F80)
+"""The exponent of infinities and NaN in BF16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +46,23 @@ class RecordLowerer:
         """Record `index` in every layout; `base` is experts.bin, open.
 
         Raises:
-            CorruptModel: if it is not what was written.
+            CorruptModel: if it is not what was written, or holds what is not finite.
             DiskError: if it cannot be read.
         """
         matrices = list(self._matrices(base, index))
-        return {bits: self._assembled(layout, matrices) for bits, layout in layouts.items()}
+        return {bits: self._assembled(layout, matrices, index) for bits, layout in layouts.items()}
 
-    def _assembled(self, layout: ExpertLayout, matrices: Sequence[HostMatrix]) -> NDArray[np.uint8]:
+    def _assembled(
+        self, layout: ExpertLayout, matrices: Sequence[HostMatrix], index: int
+    ) -> NDArray[np.uint8]:
         record, offsets = np.zeros(layout.stride_bytes, np.uint8), layout.offsets()
         for name, matrix in zip(_MATRICES, matrices, strict=True):
-            for part, values in zip("wsb", self._lowered(matrix, layout.bits), strict=True):
+            with np.errstate(all="ignore"):  # what comes of it is looked at
+                codes, *pair = self._lowered(matrix, layout.bits)
+            if self.derivation != TRUNCATE and any(np.any(p & _ENDLESS == _ENDLESS) for p in pair):
+                reason = f"{name} has weights that are not finite, or too large for fewer bits"
+                raise CorruptModel(self.store.experts_path, reason, item=_name(self.store, index))
+            for part, values in zip("wsb", (codes, *pair), strict=True):
                 data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
                 start = offsets[f"{name}_{part}"]
                 record[start : start + len(data)] = data
@@ -79,9 +88,7 @@ class RecordLowerer:
 
 def _read(store: PackedStore, base: int, index: int) -> NDArray[np.uint8]:
     """A record of the store, checked."""
-    stride, experts = store.expert_layout.stride_bytes, store.manifest.experts.experts
-    layer, expert = divmod(index, experts)
-    name = f"record {index} (layer {layer}, expert {expert})"
+    stride, name = store.expert_layout.stride_bytes, _name(store, index)
     try:
         data = os.pread(base, stride, index * stride)
     except OSError as error:
@@ -91,6 +98,11 @@ def _read(store: PackedStore, base: int, index: int) -> NDArray[np.uint8]:
         reason = "the file ends early" if len(data) < stride else "the checksum does not match"
         raise CorruptModel(store.experts_path, reason, item=name, offset=index * stride)
     return np.frombuffer(data, np.uint8)
+
+
+def _name(store: PackedStore, index: int) -> str:
+    layer, expert = divmod(index, store.manifest.experts.experts)
+    return f"record {index} (layer {layer}, expert {expert})"
 
 
 def _split(layout: ExpertLayout, record: NDArray[np.uint8]) -> Iterable[HostMatrix]:

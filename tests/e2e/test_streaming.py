@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cherenkov import Model
-from cherenkov.errors import CorruptModel
+from cherenkov.errors import CapacityError, CorruptModel
 from cherenkov.packing.store import PackedStore
 
 pytestmark = pytest.mark.skipif(
@@ -31,6 +31,22 @@ def load(store, share):
 
 def answer(model, **options):
     return model.generate(PROMPT, max_tokens=12, raw=True, ignore_eos=True, **options)
+
+
+def test_no_memory_for_the_pool_leaves_no_file_open(glow_store, monkeypatch):
+    def full(*_):
+        raise CapacityError("cannot reserve")
+
+    def files():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    load(glow_store, 0.5).close()
+    before = files()
+    monkeypatch.setattr("cherenkov.backends.native.Native.pool", full)
+    monkeypatch.setattr("cherenkov.backends.reference.Reference.pool", full, raising=False)
+    with pytest.raises(CapacityError, match="cannot reserve"):
+        load(glow_store, 0.5)
+    assert files() == before
 
 
 def tasks():

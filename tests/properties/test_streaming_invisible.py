@@ -77,7 +77,8 @@ def test_streaming_does_not_show(subjects, data):
         subject.check(engine, chunks)
         stats = engine.experts.stats
         assert stats.misses > 0
-        if lookahead == "on" and 4 <= slots < subject.records:
+        # With room for most, steps of few rows may lack nothing, and then nothing is predicted.
+        if lookahead == "on" and 4 <= slots <= subject.records // 2:
             assert stats.predictions > 0
 
 

@@ -230,6 +230,22 @@ def test_a_group_that_slows_down_is_full(tmp_path, most, high, expected):
 
 
 @linux
+@pytest.mark.parametrize(("most", "high"), [("max", 2), (4, 2), (2, 4), (2, "max")])
+def test_a_group_that_is_slowed_down_has_no_more_than_that(tmp_path, most, high):
+    written = [limit if limit == "max" else limit * GIB for limit in (most, high)]
+    found = machine(
+        tmp_path,
+        "0::/job\n",
+        **{
+            "job__memory--max": f"{written[0]}\n",
+            "job__memory--high": f"{written[1]}\n",
+            "job__memory--current": f"{GIB}\n",
+        },
+    )
+    assert found == Memory(2 * GIB, GIB, "this control group")
+
+
+@linux
 def test_the_tightest_ancestor_counts(tmp_path):
     found = machine(
         tmp_path,

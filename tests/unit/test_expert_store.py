@@ -1,6 +1,7 @@
 """The expert store: what stays in memory, what a lease sees, and what happens when reading fails."""
 
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -250,3 +251,18 @@ def test_uses_that_a_stretch_reports_count_like_leases(make):
     assert store.slot_table[0, 2] >= 0
     assert store.slot_table[0].max() >= 0
     assert sorted(np.argwhere(store.slot_table >= 0).tolist()) == [[0, 2], [1, 3], [1, 4], [2, 0]]
+
+
+def test_what_waits_to_be_counted_of_a_long_prompt_is_little(make):
+    store, rows = make(LAYERS * EXPERTS), 1 << 12
+    ids = np.zeros((1, rows, 2), dtype=np.int32)
+    ids[..., 1] = 5
+    tracemalloc.start()
+    try:
+        for _ in range(1000):
+            for layer in range(LAYERS):
+                store.used(layer, ids.copy())
+        assert tracemalloc.get_traced_memory()[0] < 16 << 20  # of 98 MB that went by
+    finally:
+        tracemalloc.stop()
+    assert store.counts.rows[:, 5].tolist() == [1000 * rows] * LAYERS

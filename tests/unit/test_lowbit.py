@@ -225,6 +225,19 @@ def test_those_of_other_experts_are_stale(store: Path, tmp_path: Path) -> None:
     assert verify(other_store).ok
 
 
+def test_weights_that_are_not_finite_are_refused(source: Path, tmp_path: Path) -> None:
+    base = pack(opened(source), tmp_path / "base")
+    layout = PackedStore.open(base).expert_layout
+    (base / "integrity.json").unlink()  # as another program writes it, without checksums
+    with (base / "experts.bin").open("r+b") as file:
+        file.seek(layout.stride_bytes + layout.offsets()["up_s"])
+        file.write(b"\x80\x7f")  # infinity
+    with pytest.raises(CorruptModel, match=r"record 1 .*up has weights that are not finite"):
+        prepare(base, experts=[3, 2])
+    assert not list(base.glob("*3*")) + list(base.glob("*.journal"))
+    prepare(base, experts=[3], lowbit="truncate")  # scales stay what they are
+
+
 def test_damaged_ones_are_refused(store: Path) -> None:
     text = (store / "manifest3.json").read_bytes()
     (store / "manifest3.json").write_bytes(text.replace(b'"bits": 3', b'"bits": 2'))
@@ -246,6 +259,15 @@ def test_widths_that_make_no_sense(source: Path, store: Path, tmp_path: Path) ->
             prepare(store, experts=widths)
     with pytest.raises(ConfigError, match="must be refit or truncate"):
         prepare(store, experts=[3], lowbit="guess")
+    early = tmp_path / "early"  # refused before there is a store, which may take an hour
+    for options, reason in (
+        ({"experts": [5]}, "must be 4, as the store is"),
+        ({"lowbit": "guess"}, "must be refit or truncate"),
+        ({"experts": [3], "bits": 8, "lowbit": "truncate"}, "only 4-bit experts"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            prepare(source, early, **options)
+        assert not early.exists()
     with pytest.raises(ConfigError, match="is a store already"):
         prepare(store, tmp_path / "other", experts=[3])
     with pytest.raises(ConfigError, match="give the folder"):

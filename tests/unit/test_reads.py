@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from cherenkov.experts.reads import ENDS_EARLY, LANDED, WRONG_CHECKSUM, ThreadedReads
+from cherenkov.errors import CapacityError
+from cherenkov.experts.reads import ENDS_EARLY, LANDED, WRONG_CHECKSUM, ThreadedReads, begin
 from cherenkov.packing.integrity import record_checksum
 
 native = pytest.importorskip("cherenkov._native", reason="the C++ kernels are not built")
@@ -190,6 +192,32 @@ def settled(count, seconds=0.05):
         if (now := count()) != found:
             found, since = now, time.monotonic()
     return found
+
+
+@pytest.mark.parametrize("granted", [0, 1])
+def test_a_system_that_has_few_threads_to_give(path, monkeypatch, granted):
+    left, start = granted, threading.Thread.start
+
+    def grudging(thread):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with path.open("rb") as file:
+        reads = ThreadedReads(file.fileno(), -1, aligned(), 3, CHECKSUMS, False)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", grudging)
+            if granted:
+                begin(reads, [1, 2], [0, 1], required=True)
+            else:
+                with pytest.raises(CapacityError, match="cannot start a thread"):
+                    begin(reads, [1, 2], [0, 1], required=True)
+                assert not reads.outstanding
+        begin(reads, [3], [2], required=True)
+        assert drain(reads) == dict.fromkeys([0, 1, 2] if granted else [2], LANDED)
+        reads.close()
 
 
 def test_closing_forgets_what_has_not_begun(make):

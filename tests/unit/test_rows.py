@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -161,6 +162,19 @@ def test_a_read_that_fails_is_told_once_and_tried_anew(on_disk):
         table._cache._land()
     disk.broken = None
     np.testing.assert_array_equal(table.gather(np.array([[7, 8]])), values[[7, 8]].reshape(1, -1))
+
+
+def test_an_interruption_before_reads_begin_loses_neither_rows_nor_slots(on_disk, monkeypatch):
+    table, values = on_disk(FaultyDisk(), cache_rows=3)
+    table.gather(np.array([[0]]))
+    reads = table._cache._reads
+    with monkeypatch.context() as patch:
+        patch.setattr(reads, "submit", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            table.begin(np.array([[1, 2, 3]]))
+    for rows in ([[1, 2, 3]], [[4, 5, 6]]):
+        np.testing.assert_array_equal(table.gather(np.array(rows)), values[rows].reshape(1, -1))
+    table.close()
 
 
 def test_nothing_is_left_running_and_nothing_starts_again(on_disk):
