@@ -40,7 +40,7 @@ def advance(
         state: the sequence they belong to; they become part of it.
         tokens: at least one.
         chunk_rows: most rows in a step.
-        check: called between layers; raises to stop.
+        check: called between chunks and between layers; raises to stop.
 
     Returns:
         The residual of the last chunk, and how many rows it has.
@@ -48,6 +48,7 @@ def advance(
     assert tokens, "a prompt has at least one token"
     last: tuple[A, int] | None = None
     for start, stop in chunks(len(tokens), chunk_rows):
+        check()
         rows = Rows([(state, tokens[start:stop])])
         last = network.forward(rows, check=check), stop - start
     assert last is not None
@@ -68,7 +69,7 @@ def prefill(
         state: the sequence they belong to; they become part of it.
         tokens: at least one.
         chunk_rows: most rows in a step.
-        check: called between layers; raises to stop.
+        check: called between chunks and between layers; raises to stop.
 
     Returns:
         Logits `[1, V]` of the token after the last.

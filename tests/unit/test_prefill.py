@@ -31,7 +31,7 @@ class Recorder:
 
     def forward(self, rows, check):
         (segment,) = rows.segments
-        check()
+        assert check is not None
         self.steps.append(rows.tokens.tolist())
         assert segment.stop == len(rows)
         return len(self.steps)

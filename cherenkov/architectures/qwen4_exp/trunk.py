@@ -78,7 +78,7 @@ class Qwen4Exp(Generic[M, A]):
         spans, layers, at = rows.spans(), self.weights.layers, 0
         ahead = self.experts.begin_step(len(rows.tokens))  # look ahead in this step?
         while at < len(layers):
-            if check is not None:
+            if check is not None and at:
                 check()
             if at in awaited:
                 features[at] = self.ops.array(awaited.pop(at).take())  # [R, P]
