@@ -118,10 +118,9 @@ def judge_pre_norms(
     complete = sum(medians) / len(medians) > threshold and negative < 0.05
     clear = all((m > threshold) == complete and not 0.4 < m < 0.85 for m in medians)
     shown = ", ".join(f"{m:.3g}" for m in medians)
-    kind = "complete (1 is added)" if complete else "raw (around zero)"
-    return complete, [
-        Note(f"MTP pre-norms taken as {kind}: medians {shown}", "info" if clear else "warning")
-    ]
+    kind = "as they are" if complete else "as distances from one"
+    text = f"draft head: input norms are stored around {shown}, and read {kind}"
+    return complete, [Note(text, "info" if clear else "warning")]
 
 
 def doubt_norms(inventory: Inventory, dense: Dense, trunk: Dialect) -> list[Note]:

@@ -199,7 +199,7 @@ def test_pre_norms_are_judged_by_their_values(folded: bool, tmp_path: Path) -> N
     checkpoint = opened(folder)
     assert checkpoint.pre_norms_complete == folded
     (note,) = checkpoint.notes
-    assert ("complete" if folded else "raw") in note.message
+    assert ("as they are" if folded else "as distances") in note.message
     assert note.level == "info"
 
 
