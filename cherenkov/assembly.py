@@ -1,4 +1,4 @@
-"""The parts of a loaded model: its experts and its engine."""
+"""The parts of a loaded model: its experts and its network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from cherenkov.architectures import family_of
 from cherenkov.experts.reader import RecordReader
 from cherenkov.experts.store import ExpertStore
-from cherenkov.generate import Engine
+from cherenkov.lane import Loaded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cherenkov.budget import Plan
     from cherenkov.packing.store import PackedStore
 
-__all__ = ["Streaming", "describe", "engine_of", "open_experts", "text_folder"]
+__all__ = ["Streaming", "describe", "loaded_of", "open_experts", "text_folder"]
 
 
 def describe(backend: Backend[Any, Any]) -> str:
@@ -62,12 +62,12 @@ def open_experts(
     )
 
 
-def engine_of(
+def loaded_of(
     store: PackedStore, backend: Backend[Any, Any], experts: ExpertStore, plan: Plan
-) -> Engine:
+) -> Loaded:
     """A store's network on a backend."""
     network = family_of(store.config).build(store, backend, experts)
-    return Engine(network, backend, plan.context_tokens, plan.chunk_rows)
+    return Loaded(network, backend, plan.context_tokens, plan.chunk_rows)
 
 
 def text_folder(store: PackedStore) -> Path:

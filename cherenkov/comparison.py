@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cherenkov.budget import Memory, Plan
-    from cherenkov.generate import Engine
+    from cherenkov.lane import Loaded
 
 __all__ = ["Difference", "admit_reference", "differences"]
 
@@ -64,25 +64,25 @@ def admit_reference(plan: Plan, memory: Memory) -> None:
 
 
 def differences(
-    engine: Engine, reference: Engine, ids: Sequence[int], margin: float
+    loaded: Loaded, reference: Loaded, ids: Sequence[int], margin: float
 ) -> list[Difference]:
     """Run `ids` through both; see `Model.check`."""
-    ours, theirs = _trace(engine, ids), _trace(reference, ids)
+    ours, theirs = _trace(loaded, ids), _trace(reference, ids)
     return [_compare(place, ours[place], theirs[place], margin) for place in theirs]
 
 
-def _trace(engine: Engine, ids: Sequence[int]) -> dict[str, NDArray[np.float32]]:
+def _trace(loaded: Loaded, ids: Sequence[int]) -> dict[str, NDArray[np.float32]]:
     """What flows through the model after each layer, and the logits, over all of `ids`."""
     seen: dict[str, list[NDArray[np.float32]]] = {}
 
     def see(place: str, value: Any) -> None:
         # A copy, since a backend may reuse the memory of its results.
-        seen.setdefault(place, []).append(np.array(engine.backend.host(value)))
+        seen.setdefault(place, []).append(np.array(loaded.backend.host(value)))
 
-    state = engine.network.new_state(engine.context_tokens)
-    for start, stop in chunks(len(ids), engine.chunk_rows):
-        wide = engine.network.forward(Rows([(state, ids[start:stop])]), see)
-        see("logits", engine.network.logits(wide, range(stop - start)))
+    state = loaded.network.new_state(loaded.context_tokens)
+    for start, stop in chunks(len(ids), loaded.chunk_rows):
+        wide = loaded.network.forward(Rows([(state, ids[start:stop])]), see)
+        see("logits", loaded.network.logits(wide, range(stop - start)))
     return {place: np.concatenate(parts) for place, parts in seen.items()}
 
 

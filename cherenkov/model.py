@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from typing_extensions import override
 
 from cherenkov.architectures import family_of
-from cherenkov.assembly import Streaming, describe, engine_of, open_experts, text_folder
+from cherenkov.assembly import Streaming, describe, loaded_of, open_experts, text_folder
 from cherenkov.backends import create
 from cherenkov.backends.base import Backend, Options
 from cherenkov.budget import available_memory, demand_of, make_plan
@@ -22,7 +22,8 @@ from cherenkov.config import load_settings
 from cherenkov.errors import RequestError
 from cherenkov.events import Listener, ignore
 from cherenkov.experts.report import Report, report_of
-from cherenkov.generate import admit, generate
+from cherenkov.generate import generate
+from cherenkov.lane import Wanted, admit
 from cherenkov.packing.lowbit import at_precision
 from cherenkov.packing.store import PackedStore
 from cherenkov.preparation import locate
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from cherenkov.chat.options import ChatOptions
     from cherenkov.chat.replies import Event
     from cherenkov.config import Settings as Configuration
-    from cherenkov.generate import Step
+    from cherenkov.lane import Step
     from cherenkov.text.stops import StopMatcher
 
 __all__ = ["Model", "Run"]
@@ -86,12 +87,12 @@ class Model:
         self._backend_name = describe(backend)
         self.experts = open_experts(store, backend, plan.slots, self._streaming)
         try:
-            self._engine = engine_of(store, backend, self.experts, plan)
+            self._loaded = loaded_of(store, backend, self.experts, plan)
         except BaseException:
             self.experts.close()
             raise
         self._responder = Responder(
-            self._engine,
+            self._loaded,
             self._tokenizer,
             folder,
             stop_ids=self._tokenizer.stop_ids | set(self._sizes.stop_ids),
@@ -257,11 +258,9 @@ class Model:
         ids = self.encode_prompt(prompt, system=system, thinking=thinking, raw=raw)
         stop_ids = frozenset() if ignore_eos else self._responder.stop_ids
         steps = generate(
-            self._engine,
+            self._loaded,
             ids,
-            max_tokens=max_tokens,
-            sampling=sampling,
-            stop_ids=stop_ids,
+            Wanted(sampling, stop_ids, max_tokens),
             check=self._responder.check_open,
         )
         turns = self._responder.taking_turns(steps)
@@ -307,7 +306,7 @@ class Model:
         """
         settings, offered = Settings().updated(options), ToolSet(tools)
         prompt = self._responder.prompt(messages, offered, settings)
-        admit(self._engine, prompt.ids, settings.max_tokens)
+        admit(self._loaded, prompt.ids, settings.max_tokens)
         steps = self._responder.steps(prompt, settings)
         return self._responder.events(steps, prompt, offered, settings)
 
@@ -426,13 +425,13 @@ class Model:
         admit_reference(self.plan, available_memory())
         reference = create("reference")
         experts = open_experts(self._store, reference, self.plan.slots, self._streaming)
-        engine = engine_of(self._store, reference, experts, self.plan)
+        loaded = loaded_of(self._store, reference, experts, self.plan)
         try:
             with self._responder.lock:
                 self._responder.check_open()
-                return differences(self._engine, engine, ids, margin)
+                return differences(self._loaded, loaded, ids, margin)
         finally:
-            engine.network.close()
+            loaded.network.close()
             experts.close()
 
     def stats(self) -> Report:
@@ -441,13 +440,13 @@ class Model:
         They are always kept. `Report.as_dict` gives plain values, `Report.write` a file that `cherenkov plot stats` draws.
         """
         with self._responder.lock:
-            return report_of(self.experts, self._engine.network.tables)
+            return report_of(self.experts, self._loaded.network.tables)
 
     def close(self) -> None:
         """Close files, threads and the template process. Safe to call twice."""
         with self._responder.lock:
             if self._responder.close():
-                self._engine.network.close()
+                self._loaded.network.close()
                 self.experts.close()
                 self._backend.close()
 

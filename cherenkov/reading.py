@@ -35,7 +35,7 @@ class Reader:
 
     def __init__(self, responder: Responder, vocab: int) -> None:
         self._responder = responder
-        self._engine = responder.engine
+        self._loaded = responder.loaded
         self._vocab = vocab
 
     def admit(self, ids: Sequence[int]) -> None:
@@ -50,8 +50,8 @@ class Reader:
             raise RequestError("there are no tokens", param="ids")
         if any(not isinstance(i, int | np.integer) for i in ids):
             raise RequestError("token ids must be whole numbers", param="ids")
-        if len(ids) > self._engine.context_tokens:
-            raise ContextTooLong(len(ids), 0, self._engine.context_tokens)
+        if len(ids) > self._loaded.context_tokens:
+            raise ContextTooLong(len(ids), 0, self._loaded.context_tokens)
         if any(not 0 <= i < self._vocab for i in ids):
             raise RequestError(f"token ids must be from 0 to {self._vocab - 1}", param="ids")
 
@@ -81,8 +81,8 @@ class Reader:
     def routes(self, ids: Sequence[int]) -> NDArray[np.int32]:
         """The experts that each of `ids` uses, `[T, layers, K]`. Raises as `admit`."""
         self.admit(ids)
-        state = self._engine.network.new_state(self._engine.context_tokens)
-        steps = chunks(len(ids), self._engine.chunk_rows)
+        state = self._loaded.network.new_state(self._loaded.context_tokens)
+        steps = chunks(len(ids), self._loaded.chunk_rows)
         return np.concatenate([self._routed(state, ids[a:b]) for a, b in steps])
 
     def _routed(self, state: State[Any], ids: Sequence[int]) -> NDArray[np.int32]:
@@ -94,20 +94,20 @@ class Reader:
             before = experts.listener
             experts.listener = lambda _layer, routed: found.append(routed.copy())
             try:
-                self._engine.network.forward(Rows([(state, ids)]))
+                self._loaded.network.forward(Rows([(state, ids)]))
             finally:
                 experts.listener = before
         return np.stack(found, axis=1)
 
     def _rows(self, ids: Sequence[int]) -> Iterator[NDArray[np.float32]]:
         """Logits in order, a few rows at a time: nothing in a model is wider. Holds the turn while a chunk lasts."""
-        network = self._engine.network
-        state = network.new_state(self._engine.context_tokens)
+        network = self._loaded.network
+        state = network.new_state(self._loaded.context_tokens)
         few = max(1, _LOGITS_BYTES // (self._vocab * 4))
-        for start, stop in chunks(len(ids), self._engine.chunk_rows):
+        for start, stop in chunks(len(ids), self._loaded.chunk_rows):
             with self._responder.lock:
                 self._responder.check_open()
                 wide = network.forward(Rows([(state, ids[start:stop])]))
                 for first in range(0, stop - start, few):
                     last = min(first + few, stop - start)
-                    yield self._engine.backend.host(network.logits(wide, range(first, last)))
+                    yield self._loaded.backend.host(network.logits(wide, range(first, last)))

@@ -17,7 +17,7 @@ from cherenkov.text.tool_calls import Text, ToolCall, ToolCallParser
 if TYPE_CHECKING:
     from cherenkov.chat.options import Settings
     from cherenkov.chat.replies import Event, Usage
-    from cherenkov.generate import Step
+    from cherenkov.lane import Step
     from cherenkov.logprobs import TokenLogprobs
     from cherenkov.text.tokenizer import Tokenizer
     from cherenkov.text.tool_calls import ToolEvent

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cherenkov.generate import Engine
+    from cherenkov.lane import Loaded
     from cherenkov.state import Snapshot, State
 
 __all__ = ["Kept", "common_length"]
@@ -31,9 +31,9 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
 class Kept:
     """One sequence, and the points that it can go back to."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, loaded: Loaded) -> None:
         """Keep nothing so far."""
-        self._engine = engine
+        self._loaded = loaded
         self._state: State[Any] | None = None
         self._mark: Snapshot[Any] | None = None
         self._start: tuple[Snapshot[Any], Snapshot[Any] | None] | None = None
@@ -50,7 +50,7 @@ class Kept:
             self._is_open
         ):  # whoever was there was interrupted before the undoing: who knows what the state holds
             self._is_open, self._state, self._mark, self._start = False, None, None, None
-        state, mark, backend = self._state, self._mark, self._engine.backend
+        state, mark, backend = self._state, self._mark, self._loaded.backend
         same = 0
         if state is not None:
             same = min(common_length(state.tokens, prompt), len(prompt) - 1)
@@ -62,14 +62,14 @@ class Kept:
             self._start = (mark, mark)
         else:
             self._state = self._mark = self._start = state = None  # gone before there is another
-            state = self._engine.network.new_state(self._engine.context_tokens)
+            state = self._loaded.network.new_state(self._loaded.context_tokens)
         self._state, self._is_open = state, True
         return state
 
     def mark(self) -> None:
         """Remember this point, in place of the one before."""
         assert self._state is not None
-        self._mark = self._state.snapshot(self._engine.backend)
+        self._mark = self._state.snapshot(self._loaded.backend)
 
     def settle(self) -> None:
         """The turn is over: there is no coming back."""
@@ -83,13 +83,13 @@ class Kept:
         self._is_open, self._state, self._mark, self._start = False, None, None, None
         if state is not None and start is not None:
             point, mark = start
-            state.restore(point, self._engine.backend)
+            state.restore(point, self._loaded.backend)
             self._state, self._mark = state, mark
 
     def copy(self) -> Kept:
         """The same, to go on apart."""
-        other = Kept(self._engine)
+        other = Kept(self._loaded)
         if self._state is not None:
-            other._state = self._state.copy(self._engine.backend)
+            other._state = self._state.copy(self._loaded.backend)
             other._mark = self._mark  # never written to
         return other

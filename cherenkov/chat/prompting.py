@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cherenkov.chat.kept import common_length
 from cherenkov.errors import RequestError, TemplateError
-from cherenkov.generate import admit
+from cherenkov.lane import admit
 from cherenkov.text.messages import checked_message
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def fitting(
         ContextTooLong: if prompt and answer do not fit the context.
         RequestError, TemplateError: as `Responder.prompt`.
     """
-    engine, settings = responder.engine, record.settings
-    context = engine.context_tokens
+    loaded, settings = responder.loaded, record.settings
+    context = loaded.context_tokens
     room = settings.max_tokens or min(_ANSWER_ROOM, context // 4)
     limit = context + 1 - room
     while True:
@@ -80,7 +80,7 @@ def fitting(
                 # is read again.
                 limit = min(limit, context * 3 // 4)
                 continue
-        admit(engine, prompt.ids, settings.max_tokens)
+        admit(loaded, prompt.ids, settings.max_tokens)
         return record, prompt
 
 

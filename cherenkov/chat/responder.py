@@ -15,6 +15,7 @@ from cherenkov.chat.answer import Answer
 from cherenkov.chat.replies import Finished, Run
 from cherenkov.errors import RequestError
 from cherenkov.generate import generate
+from cherenkov.lane import Wanted
 from cherenkov.text.messages import checked_messages
 from cherenkov.text.reasoning import opens_reasoning
 from cherenkov.text.template import ChatTemplate
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from cherenkov.chat.replies import Event
     from cherenkov.experts.stats import ExpertStats
     from cherenkov.experts.store import ExpertStore
-    from cherenkov.generate import Engine, Step
+    from cherenkov.lane import Loaded, Step
     from cherenkov.state import State
     from cherenkov.text.tokenizer import Tokenizer
     from cherenkov.text.tool_schema import ToolSet
@@ -57,7 +58,7 @@ class Responder:
     """Answers.
 
     Attributes:
-        engine: the model.
+        loaded: the model.
         tokenizer: its tokenizer.
         stop_ids: tokens that end an answer.
         experts: the expert store, for the figures.
@@ -68,7 +69,7 @@ class Responder:
 
     def __init__(
         self,
-        engine: Engine,
+        loaded: Loaded,
         tokenizer: Tokenizer,
         folder: Path,
         *,
@@ -77,7 +78,7 @@ class Responder:
         fingerprint: str,
     ) -> None:
         """Take the parts of a model; `folder` holds its template."""
-        self.engine = engine
+        self.loaded = loaded
         self.tokenizer = tokenizer
         self.stop_ids = stop_ids
         self.experts = experts
@@ -163,16 +164,17 @@ class Responder:
             ContextTooLong, DiskError, CorruptModel, BackendError: as `generate`.
         """
         return generate(
-            self.engine,
+            self.loaded,
             prompt.ids,
-            max_tokens=settings.max_tokens,
-            sampling=settings.sampling,
-            stop_ids=self.stop_ids,
+            self.wanted(settings),
             check=check or self.check_open,
             state=state,
             random=random,
-            top_logprobs=settings.top_logprobs,
         )
+
+    def wanted(self, settings: Settings) -> Wanted:
+        """What settings ask of an answer's tokens."""
+        return Wanted(settings.sampling, self.stop_ids, settings.max_tokens, settings.top_logprobs)
 
     def events(
         self,

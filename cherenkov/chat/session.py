@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cherenkov.chat.options import ChatOptions, Settings
     from cherenkov.chat.replies import Event, Reply, Usage
     from cherenkov.chat.responder import Prompt, Responder
-    from cherenkov.generate import Step
+    from cherenkov.lane import Step
     from cherenkov.state import State
 
     Said = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -83,7 +83,7 @@ class Session:
     def _begin_with(self, responder: Responder, record: Record) -> None:
         self._responder = responder
         self._record = record
-        self._kept = Kept(responder.engine)
+        self._kept = Kept(responder.loaded)
         self._busy = threading.Lock()
         self._cancelled = threading.Event()
 
@@ -206,7 +206,7 @@ class Session:
         self._responder.check_open()
         with self._claimed():
             record = self._record
-            self._kept = Kept(self._responder.engine)
+            self._kept = Kept(self._responder.loaded)
             self._record = Record(
                 record.system, record.tools, record.settings, record.random, record.overflow
             )
@@ -293,10 +293,10 @@ class Session:
         random: np.random.Generator,
     ) -> Iterator[Step]:
         """The steps of a turn, leaving a mark after the first `certain` tokens of the prompt."""
-        engine = self._responder.engine
+        loaded = self._responder.loaded
         if state.position < certain < len(prompt.ids):
             tokens = prompt.ids[state.position : certain]
-            advance(engine.network, state, tokens, engine.chunk_rows, self._check)
+            advance(loaded.network, state, tokens, loaded.chunk_rows, self._check)
             self._kept.mark()
         steps = self._responder.steps(
             prompt, settings, check=self._check, state=state, random=random

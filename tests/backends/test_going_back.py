@@ -19,7 +19,7 @@ def engine(request, glow_store):
     except BackendError as error:
         pytest.skip(str(error))
     with model:
-        yield model.responder.engine
+        yield model.responder.loaded
 
 
 def run(engine, state, tokens):

@@ -36,7 +36,7 @@ def _arrays(value):
 @pytest.mark.parametrize("context", [64, 300, 2048])
 def test_a_sequence_takes_what_was_planned(glow_store, context):
     with Model.load(glow_store, context_tokens=context, pool=0.001) as model:
-        network = model._engine.network
+        network = model._loaded.network
         state = network.new_state(context)
         taken = sum(a.nbytes for a in _arrays(state))
         assert taken == pytest.approx(model.plan.state_bytes, rel=0.01)
@@ -45,7 +45,7 @@ def test_a_sequence_takes_what_was_planned(glow_store, context):
 
 def test_state_does_not_grow_while_generating(glow_store):
     with Model.load(glow_store, context_tokens=64, pool=0.001) as model:
-        network = model._engine.network
+        network = model._loaded.network
         made = []
         plain = network.new_state
         network.new_state = lambda tokens: made.append(plain(tokens)) or made[-1]

@@ -60,7 +60,7 @@ def test_a_table_of_ngrams_on_disk_gives_the_same_bits(glow_store, monkeypatch, 
     monkeypatch.setattr(rows, "RESIDENT_BYTES", 0)
     before = threading.active_count()
     with Model.load(glow_store, backend=backend, context_tokens=256) as model:
-        tables = model._engine.network.tables.values()
+        tables = model._loaded.network.tables.values()
         assert all(table.on_disk for table in tables)
         assert np.array_equal(model.logits(ids), expected)
         assert np.array_equal(model.logits(ids), expected)  # now from the cache

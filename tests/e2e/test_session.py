@@ -75,7 +75,7 @@ def test_rows_that_pass_through_the_model(model, monkeypatch):
     """Not what we count, but what the network is given."""
     session = model.session()
     session.send(FRANCE)
-    network = model.responder.engine.network
+    network = model.responder.loaded.network
     rows, forward = [], network.forward
     monkeypatch.setattr(
         network,

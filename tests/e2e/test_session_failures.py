@@ -76,14 +76,14 @@ def failing(function, at, error):
 
 def parts(model):
     """Where a turn can fail: an object and its method."""
-    engine = model.responder.engine
+    loaded = model.responder.loaded
     return {
         "template": (model.responder, "prompt"),
         "new tokens": (model.tokenizer, "encode_pieces"),
-        "copy": (engine.backend, "copy"),
+        "copy": (loaded.backend, "copy"),
         "layer": (model.experts, "acquire"),
-        "forward": (engine.network, "forward"),
-        "logits": (engine.network, "logits"),
+        "forward": (loaded.network, "forward"),
+        "logits": (loaded.network, "logits"),
         "decoder": (model.tokenizer, "token_bytes"),
     }
 
@@ -129,12 +129,12 @@ def test_without_memory_to_go_back_the_session_reads_again(model, session, monke
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(model.responder.engine.network, "forward", fail)
+        patch.setattr(model.responder.loaded.network, "forward", fail)
         undo = session._kept.undo
         patch.setattr(
             session._kept,
             "undo",
-            lambda: (patch.setattr(model.responder.engine.backend, "copy", fail), undo()),
+            lambda: (patch.setattr(model.responder.loaded.backend, "copy", fail), undo()),
         )
         with pytest.raises(MemoryError):
             session.send("Tell me more.")
@@ -160,7 +160,7 @@ def test_a_disk_that_fails_half_way(session, model, monkeypatch):
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, SystemExit])
 def test_what_is_no_exception_of_ours(session, model, monkeypatch, error):
-    network = model.responder.engine.network
+    network = model.responder.loaded.network
     with unharmed(session):
         monkeypatch.setattr(network, "forward", failing(network.forward, 3, error()))
         with pytest.raises(error):
@@ -218,7 +218,7 @@ def test_leaving_at_the_last_event_counts(session):
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
 def test_cancelled_at_a_step(session, model, monkeypatch, steps):
-    network, count = model.responder.engine.network, 0
+    network, count = model.responder.loaded.network, 0
     forward = network.forward
 
     def cancelling(*arguments, **more):
@@ -268,7 +268,7 @@ def test_interrupted_by_a_signal(session):
 
 def test_the_first_turn_can_fail_too(model, monkeypatch):
     session = model.session(**SETTINGS)
-    network = model.responder.engine.network
+    network = model.responder.loaded.network
     with unharmed(session):
         monkeypatch.setattr(network, "forward", failing(network.forward, 2, Broken()))
         with pytest.raises(Broken):
@@ -279,7 +279,7 @@ def test_the_first_turn_can_fail_too(model, monkeypatch):
 
 def test_a_long_prompt_is_cancelled_between_layers(session, model, monkeypatch):
     """Not only between chunks: a chunk may take a minute."""
-    ops = model.responder.engine.backend
+    ops = model.responder.loaded.backend
     layers, stretch = 0, ops.stretch
 
     def counting(*arguments):

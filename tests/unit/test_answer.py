@@ -7,7 +7,7 @@ import pytest
 from cherenkov.chat.answer import Answer
 from cherenkov.chat.options import Settings
 from cherenkov.chat.replies import ReasoningDelta, TextDelta, ToolCallEvent, Usage
-from cherenkov.generate import Step
+from cherenkov.lane import Step
 from cherenkov.logprobs import TokenLogprobs
 from cherenkov.text.tool_schema import ToolSet
 
