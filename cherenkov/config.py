@@ -12,13 +12,13 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from cherenkov.errors import ConfigError, DiskError
 
-__all__ = ["Origin", "Place", "Settings", "explain", "load_settings", "places"]
+__all__ = ["ModelOptions", "Origin", "Place", "Settings", "explain", "load_settings", "places"]
 
 PREFIX = "CHERENKOV_"
 FILE_LIMIT_BYTES = 64 << 10
@@ -84,6 +84,34 @@ class Settings(BaseModel):
         if not expanded.is_absolute():
             raise ValueError("must be an absolute path")
         return expanded
+
+
+class ModelOptions(TypedDict, total=False):
+    """Options of `Model.load`: the settings of these names.
+
+    backend: `auto`, `native`, `reference`.
+    context_tokens: longest sequence, in tokens.
+    pool: memory for experts: `"adaptive"`, `"max"`, or GB.
+    experts: bits of the routed experts: 3 or 2 for those that `prepare` made from the store's.
+    threads: compute threads, 0 for one a core.
+    precision: of activations inside matrix products: `float32`, `bf16`, `int16`, `int8`.
+    isa: instruction set of the native backend.
+    check_records: compare the checksum of a record that is read: `first` time, `always`, `never`.
+    readers: experts that are read from disk at a time, 1 to 8.
+    lookahead: read what the next layer will likely need: `auto` (while that is faster), `on`, `off`.
+    """
+
+    backend: str
+    context_tokens: int | None
+    pool: str | float | None
+    experts: int | None
+    threads: int | None
+    precision: str | None
+    isa: str | None
+    check_records: str | None
+    readers: int | None
+    lookahead: str | None
+    data_dir: str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from cherenkov.budget import Plan
     from cherenkov.chat.options import ChatOptions
     from cherenkov.chat.replies import Event
+    from cherenkov.config import ModelOptions
     from cherenkov.config import Settings as Configuration
     from cherenkov.lane import Step
     from cherenkov.text.stops import StopMatcher
@@ -102,62 +103,34 @@ class Model:
         self._reader = Reader(self._responder, self._sizes.vocab)
 
     @classmethod
-    def load(  # noqa: PLR0913 - settings, each by its name
+    def load(
         cls,
         selector: str | os.PathLike[str] = "demo",
         *,
-        backend: str = "",
-        context_tokens: int | None = None,
-        pool: str | float | None = None,
-        experts: int | None = None,
-        threads: int | None = None,
-        precision: str | None = None,
-        isa: str | None = None,
-        check_records: str | None = None,
-        readers: int | None = None,
-        lookahead: str | None = None,
         on_event: Listener = ignore,
+        **options: Unpack[ModelOptions],
     ) -> Self:
         """Open a model, preparing it first if need be.
 
         Args:
             selector: `"demo"`, or the folder of a store or of a checkpoint. A checkpoint is prepared into the data
                 directory, once.
-            backend: `auto`, `native`, `reference`.
-            context_tokens: longest sequence, in tokens.
-            pool: memory for experts: `"adaptive"`, `"max"`, or GB.
-            experts: bits of the routed experts: 3 or 2 for those that `prepare` made from the store's.
-            threads: compute threads, 0 for one a core.
-            precision: of activations inside matrix products: `float32`, `bf16`, `int16`, `int8`.
-            isa: instruction set of the native backend.
-            check_records: compare the checksum of a record that is read: `first` time, `always`, `never`.
-            readers: experts that are read from disk at a time, 1 to 8.
-            lookahead: read what the next layer will likely need: `auto` (while that is faster), `on`, `off`.
-            on_event: told of progress and choices. What is left out comes from the settings.
+            on_event: told of progress and choices.
+            options: see `ModelOptions`. What is left out, None or empty comes from the settings.
 
         Raises:
-            ConfigError: a setting makes no sense.
+            ConfigError: an option makes no sense.
             ModelError: the model cannot be found, is damaged, or is of an unknown kind.
             CapacityError: it does not fit in memory; says what would.
             BackendError: the backend cannot run here.
             DiskError: the system refused to read or write.
         """
-        asked = {
-            "backend": backend or None,
-            "context_tokens": context_tokens,
-            "pool": pool,
-            "experts": experts,
-            "threads": threads,
-            "precision": precision,
-            "isa": isa,
-            "check_records": check_records,
-            "readers": readers,
-            "lookahead": lookahead,
-        }
         if not callable(on_event):
             raise RequestError(f"on_event = {on_event!r:.80}: must be a function", param="on_event")
-        settings = load_settings(**{k: v for k, v in asked.items() if v is not None})
-        store = at_precision(PackedStore.open(locate(selector, on_event)), settings.experts)
+        given = {key: value for key, value in options.items() if value not in (None, "")}
+        settings = load_settings(**given)
+        path = locate(selector, on_event, settings.data_dir)
+        store = at_precision(PackedStore.open(path), settings.experts)
         return cls._open(store, settings)
 
     @classmethod

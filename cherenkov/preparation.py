@@ -38,25 +38,30 @@ DEMO = "demo"
 """Selector of the model that ships with the package."""
 
 
-def locate(selector: str | os.PathLike[str], on_event: Listener = ignore) -> Path:
+def locate(
+    selector: str | os.PathLike[str],
+    on_event: Listener = ignore,
+    data_dir: Path | None = None,
+) -> Path:
     """The store that a selector names, prepared into the data directory first if it names a checkpoint.
 
     Args:
         selector: `"demo"`, or the folder of a store or of a checkpoint.
         on_event: told of progress and choices.
+        data_dir: the data directory; None for that of the settings.
 
     Raises:
         ModelNotFound: if there is no such folder, or it holds no model.
         ModelError, DiskError: from preparing.
     """
     if checked_path("selector", selector) == DEMO:
-        return _prepared(demo_folder(), DEMO, on_event)
+        return _prepared(demo_folder(), DEMO, on_event, data_dir)
     folder = expanded(selector)
     if is_store(folder):
         return folder
     if is_checkpoint(folder):
         resolved = folder.resolve()
-        return _prepared(resolved, resolved.name, on_event)
+        return _prepared(resolved, resolved.name, on_event, data_dir)
     raise _not_found(selector, folder)
 
 
@@ -206,9 +211,10 @@ def _source_of(store: PackedStore) -> Checkpoint | None:
     return checkpoint if checkpoint.expert_format is None else None
 
 
-def _prepared(folder: Path, name: str, on_event: Listener) -> Path:
+def _prepared(folder: Path, name: str, on_event: Listener, data_dir: Path | None) -> Path:
     """The store of this very source in the data directory. Its name holds the fingerprint, so it is never stale."""
-    target = load_settings().data_dir / "stores" / f"{name}-{fingerprint(folder)[:12]}"
+    home = data_dir or load_settings().data_dir
+    target = home / "stores" / f"{name}-{fingerprint(folder)[:12]}"
     if is_store(target):
         return target
     checkpoint = open_source(folder, on_event)

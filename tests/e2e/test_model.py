@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cherenkov import Model, Sampling
+from cherenkov.config import ModelOptions, Settings
 from cherenkov.errors import (
     BackendError,
     CapacityError,
@@ -345,3 +346,17 @@ def test_a_closed_model_holds_no_pool_though_its_variable_lives_on(glow_store):
     assert memory() is None
     assert (model.experts.slots, model.experts.resident) == (slots, 0)
     assert model.experts.stats.hits > 0
+
+
+def test_where_models_are_prepared_into_is_an_option(tmp_path):
+    with Model.load("demo", data_dir=tmp_path / "data") as model:
+        assert model.path.is_relative_to(tmp_path / "data")
+
+
+def test_the_options_of_load_are_the_settings():
+    assert set(ModelOptions.__annotations__) == set(Settings.model_fields)
+
+
+def test_an_option_that_nobody_knows_is_refused():
+    with pytest.raises(ConfigError, match="did you mean threads"):
+        Model.load("demo", thread=2)
