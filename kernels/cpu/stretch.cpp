@@ -37,9 +37,11 @@ int Stretch::run(Engine& e, const Layer* layers, int first, int last, const std:
                  float* wide, int rows, const float* const* features, const Residency& here, Mixture& m, int32_t* ids) {
     for (int index = first; index < last; index++) {
         const Layer& layer = layers[index];
+        e.later = {&layer.moe_read->down, &layer.moe_read->inject};
         mix(e, layer, index, spans, wide, rows, features[index]);
         e.scratch.reset();
         m.lay_out(rows, layer.top_k, layer.moe_read->hidden, layer.moe_read->streams);
+        e.later = {&layer.shared->gate, &layer.shared->up};
         choose(e, *layer.moe_read, *layer.gate, layer.normalise, wide, m);
         m.finished = false;
         const size_t pairs = static_cast<size_t>(rows) * static_cast<size_t>(layer.top_k);
@@ -48,12 +50,15 @@ int Stretch::run(Engine& e, const Layer* layers, int first, int last, const std:
         slots_.resize(pairs);
         std::transform(m.ids, m.ids + pairs, slots_.begin(), [&](int32_t id) { return slot_of[id]; });
         const auto absent = [&](int32_t slot) { return slot < 0 || slot >= here.slots; };
+        e.later = {};
         if (std::any_of(slots_.begin(), slots_.end(), absent)) return index - first;
         e.scratch.reset();
+        if (index + 1 < last) e.later = {&layers[index + 1].mixer_read->down, &layers[index + 1].mixer_read->inject};
         expert_wave(e, *here.record, here.pool, {m.ids, slots_.data(), static_cast<int>(pairs)}, *layer.shared, m);
         finish_mixture(e, m, wide);
         ids += pairs;
     }
+    e.later = {};
     return last - first;
 }
 
