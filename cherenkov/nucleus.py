@@ -18,7 +18,7 @@ from cherenkov.passes import nth_id
 from cherenkov.selection import Row, draws, place_of
 
 if TYPE_CHECKING:
-    from cherenkov.passes import Ids, Weights
+    from cherenkov.amended import Ids, Weights
 
 __all__ = ["Nucleus", "nucleus_size"]
 
@@ -48,6 +48,7 @@ class Nucleus:
     top_p: float = 1.0
     min_p: float = 0.0
     _targets: tuple[float, float] | None = field(default=None, init=False)
+    _last: int | None = field(default=None, init=False)
     # Places `(-logit, id)`: up to here tokens are known to be in, from there on to be out.
     _inside: tuple[float, int] = field(default=(-math.inf, -1), init=False)
     _outside: tuple[float, int] = field(default=(math.inf, 2**62), init=False)
@@ -81,7 +82,7 @@ class Nucleus:
 
     def holds(self, token: int) -> bool:
         """Whether a token is a member."""
-        place = (-float(self.row.logits[token]), token)
+        place = self.row.place(token)
         if place <= self._inside:
             return True
         if place >= self._outside:
@@ -96,17 +97,14 @@ class Nucleus:
     def _holds(self, token: int) -> bool:
         if self.row.weight(token) < self.min_p:  # the most likely token weighs 1
             return False
-        if not self.top_k and self.top_p == 1:
-            return True
-        if self.top_p == 1:
-            return self.row.rank(token) < self.top_k
-        return self._falls_short(token)
+        last = self._last_of_top_k()
+        if last is not None and self.row.place(token) > self.row.place(last):
+            return False
+        return self.top_p == 1 or self._falls_short(token)
 
     def _falls_short(self, token: int) -> bool:
         """Whether the tokens before one of the k do not reach what top-p asks for."""
         low, high = self._target_bounds()
-        if (-float(self.row.logits[token]), token) >= self._outside:
-            return False  # not one of the k
         before = self.row.before(token)
         if before.high < low:
             return True
@@ -114,7 +112,7 @@ class Nucleus:
 
     def _among_first(self, count: int) -> tuple[Ids, Weights, int, int] | None:
         """Tokens, their weights, and how many of them are members at least and at most; None if others are too."""
-        row, size = self.row, self.row.logits.size
+        row, size = self.row, self.row.size
         left = min(self.top_k or size, size)
         listed = min(count, left)
         complete = listed == left
@@ -148,24 +146,18 @@ class Nucleus:
             return False
         if not self.min_p:
             return True
-        with np.errstate(over="ignore"):
-            bound = row.logits.dtype.type(
-                row.largest + row.temperature * (math.log(self.min_p) + 1e-9)
-            )
-        surely = row.logits > np.nextafter(bound, row.logits.dtype.type(np.inf))
-        return int(np.count_nonzero(surely)) > count
+        bound = row.largest + row.temperature * (math.log(self.min_p) + 1e-9)
+        return row.how_many_above(math.nextafter(bound, math.inf)) > count
 
     def _target_bounds(self) -> tuple[float, float]:
         """Bounds of the sum of weights that top-p reaches."""
         if self._targets is None:
-            last = self._last_of_top_k()
+            last, beside = self._last_of_top_k(), 0.0
             if last is None:
-                low, high = self.row.mass_bounds()
+                sums = self.row.mass_bounds()
             else:
-                before, weight = self.row.before(last), self.row.weight(last)
-                low, high = before.low + weight, before.high + weight
-                self._outside = min(self._outside, (-float(self.row.logits[last]), last + 1))
-            self._targets = self.top_p * low, self.top_p * high
+                sums, beside = self.row.before(last), self.row.weight(last)
+            self._targets = self.top_p * (sums.low + beside), self.top_p * (sums.high + beside)
         return self._targets
 
     def _target(self) -> float:
@@ -177,4 +169,6 @@ class Nucleus:
 
     def _last_of_top_k(self) -> int | None:
         """The least likely of the k most likely tokens; None if that is all tokens."""
-        return nth_id(self.row.logits, self.top_k) if self.top_k else None
+        if self._last is None and self.top_k:
+            self._last = nth_id(self.row.logits, self.top_k)
+        return self._last
