@@ -24,11 +24,13 @@ def before(
     values: Doubles,
     largest: float,
     temperature: float,
-    value: float,
-    token: int,
+    first: int,
+    first_value: float,
+    second: int,
+    second_value: float,
     isa: str,
     /,
-) -> tuple[float, int]: ...
+) -> tuple[float, int, int, float, int, int]: ...
 def largest_ids(
     logits: Floats, ids: Longs, values: Doubles, largest: Longs, isa: str, /
 ) -> None: ...

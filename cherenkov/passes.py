@@ -30,13 +30,14 @@ else:
 
 __all__ = [
     "Bounds",
+    "Standing",
     "amended",
-    "before",
     "column_maxima",
     "drawer",
     "largest_ids",
     "mass",
     "nth_id",
+    "standing",
 ]
 
 BEST = ""
@@ -64,6 +65,21 @@ class Bounds:
 
     low: float
     high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A token among others, most likely first, ties by id.
+
+    Attributes:
+        ahead: what those before it weigh.
+        rank: how many they are.
+        total: what all weigh.
+    """
+
+    ahead: Bounds
+    rank: int
+    total: Bounds
 
 
 def amended(
@@ -143,20 +159,42 @@ def _weigh(chunk: Plain, largest: float, temperature: float) -> float:
     return float(out.sum())
 
 
-def before(logits: Logits, largest: float, temperature: float, token: int) -> Bounds:
-    """Bounds of the sum of the weights, as for `mass`, of the tokens before one: most likely first, ties by id."""
+def standing(
+    logits: Logits, largest: float, temperature: float, token: int, last: int | None = None
+) -> Standing:
+    """What comes before a token, most likely first, ties by id, and what all tokens weigh, as for `mass`.
+
+    Args:
+        logits: as for `mass`.
+        largest: as for `mass`.
+        temperature: as for `mass`.
+        token: which.
+        last: a token that is not before it, beyond which nothing counts; None counts all.
+    """
     value = value_at(logits, token)
+    end, end_value = (logits.size, -np.inf) if last is None else (last, value_at(logits, last))
     parts = _parts(logits)
     if parts is not None:
         assert _native is not None
-        total, equal = _native.before(*parts, largest, temperature, value, token, BEST)
+        places = end, end_value, token, value
+        found = _native.before(*parts, largest, temperature, *places, BEST)
+        total, _, others, sooner, rank, equal = found
     else:
         row = whole(logits)
-        equal = int(np.count_nonzero(row[:token] == value))
-        total = _mass(row[row > value], largest, temperature)
+        total, others = (
+            _mass(row[row > end_value], largest, temperature),
+            _equal(row, end_value, end),
+        )
+        sooner, equal = _mass(row[row > value], largest, temperature), _equal(row, value, token)
+        rank = int(np.count_nonzero(row > value))
     with np.errstate(over="ignore"):
-        weight = float(np.exp(np.float64(value - largest) / temperature))
-    return _bounds(total, equal * weight)
+        weight, of_last = np.exp(np.array([value - largest, end_value - largest]) / temperature)
+    ahead = _bounds(sooner, equal * float(weight))
+    return Standing(ahead, rank + equal, _bounds(total, (others + 1) * float(of_last)))
+
+
+def _equal(row: Plain, value: float, before: int) -> int:
+    return int(np.count_nonzero(row[:before] == value))
 
 
 def column_maxima(logits: Plain, columns: int) -> Plain:

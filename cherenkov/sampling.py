@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -197,7 +197,7 @@ def _amended(logits: Plain, sampling: Sampling, seen: Occurrences | None) -> Log
         seen = _NOTHING
     if not seen.ids.size and not sampling.logit_bias:
         return logits
-    tokens, biases = _arrays(tuple(sampling.logit_bias))
+    tokens, biases = _arrays(cast("tuple[tuple[int, float], ...]", sampling.logit_bias))
     if tokens.size and tokens[-1] >= logits.size:
         raise RequestError(
             f"logit_bias: there is no token {tokens[-1]}, the last one is {logits.size - 1}",

@@ -16,7 +16,7 @@ import numpy as np
 
 from cherenkov.amended import Amended, Ids, Logits, Plain, Weights, value_at, values_at, whole
 from cherenkov.errors import BackendError
-from cherenkov.passes import Bounds, before, column_maxima, drawer, largest_ids, mass
+from cherenkov.passes import Bounds, Standing, column_maxima, drawer, largest_ids, mass, standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +42,7 @@ _TRIALS = 128
 """Trials made at a time."""
 _CHUNK = 32_768
 """Float64 weights summed at a time: what they need along the way stays in the cache."""
+_SAMPLED = 2048
 _COLDEST = 1e-300
 """Temperatures below have no finite reciprocal to speak of."""
 DRAW_AT_LEAST = 16 * _ROWS
@@ -106,7 +107,7 @@ class Row:
         """The weight of a token, in float64."""
         return float(self._weighed(np.array([value_at(self.logits, token)]))[0])
 
-    def _weighed(self, values: Weights) -> Weights:
+    def _weighed(self, values: Plain) -> Weights:
         # A tiny temperature: everything below the largest is impossible.
         with np.errstate(over="ignore"):
             weights: Weights = np.exp((values - self.largest) / self.temperature)
@@ -131,11 +132,24 @@ class Row:
             self._found.masses[self.temperature] = known
         return known
 
-    def before(self, token: int) -> Bounds:
-        """Bounds of what the tokens before one weigh, most likely first, ties by id."""
+    def standing(self, token: int, last: int | None) -> Standing:
+        """What comes before a token, and what all weigh up to the `last`, which is not before it; None is all."""
         if self.temperature >= _COLDEST:
-            return before(self.logits, self.largest, self.temperature, token)
-        return Bounds(*(self.mass_before(token),) * 2)
+            found = standing(self.logits, self.largest, self.temperature, token, last)
+        else:
+            ahead = Bounds(*(self.mass_before(token),) * 2)
+            total = self.mass() if last is None else self.mass_before(last) + self.weight(last)
+            rank = int(np.count_nonzero(whole(self.logits) > value_at(self.logits, token)))
+            found = Standing(ahead, rank, Bounds(total, total))
+        if last is None:
+            self._found.masses[self.temperature] = found.total
+        return found
+
+    def looks_flat(self, least: float) -> bool:
+        """Whether all tokens seem to weigh `least` together. A guess, from a few of them, for what is only about speed."""
+        stride = max(1, self.size // _SAMPLED)
+        base = self.logits.base if isinstance(self.logits, Amended) else self.logits
+        return float(self._weighed(base[stride // 2 :: stride]).sum()) * stride >= least
 
     def mass_before(self, token: int) -> float:
         """The sum of the weights of all tokens before one, in float64. Slow."""
@@ -224,7 +238,11 @@ def draws(row: Row, number: float) -> Iterator[int]:
     Source: von Neumann, Various techniques used in connection with random digits (1951).
     """
     native = drawer(row.logits, row.largest, row.temperature, number)
-    return _draws(row, number) if native is None else iter(native, None)
+    if native is None:
+        yield from _draws(row, number)
+    else:
+        while True:
+            yield native()
 
 
 def _draws(row: Row, number: float) -> Iterator[int]:

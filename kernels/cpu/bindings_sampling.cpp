@@ -54,18 +54,20 @@ double mass_of(const Const<1>& logits, const Longs& ids, const Doubles& values, 
     return mass(kernels, row, by);
 }
 
-nb::tuple before_token(const Const<1>& logits, const Longs& ids, const Doubles& values, double largest,
-                       double temperature, double value, int64_t token, const std::string& isa) {
+nb::tuple before_tokens(const Const<1>& logits, const Longs& ids, const Doubles& values, double largest,
+                        double temperature, int64_t first, double first_value, int64_t second, double second_value,
+                        const std::string& isa) {
     const auto row = row_of(logits, ids, values, "before");
     const Kernels& kernels = kernels_of(isa, "before");
     const Weighing by = weighing(largest, temperature, "before");
-    need(token >= 0 && token < row.size, "before", "there is no such token");
-    Before found{};
+    need(first >= 0 && first <= row.size && second >= 0 && second < row.size, "before", "there is no such token");
+    need(first_value <= second_value, "before", "the second must be no less likely than the first");
+    Before found{}, sooner{};
     {
         const nb::gil_scoped_release release;
-        found = before(kernels, row, by, value, token);
+        found = before(kernels, row, by, {first, first_value}, {second, second_value}, sooner);
     }
-    return nb::make_tuple(found.mass, found.equal);
+    return nb::make_tuple(found.mass, found.larger, found.equal, sooner.mass, sooner.larger, sooner.equal);
 }
 
 void largest_ids_of(const Const<1>& logits, const Longs& ids, const Doubles& values, const Array<int64_t, 1>& out,
@@ -143,8 +145,8 @@ struct HeldDraws {
 void bind_sampling(nb::module_& m) {
     using nb::arg;
     m.def("mass", &mass_of, arg().noconvert(), arg().noconvert(), arg().noconvert(), arg(), arg(), arg());
-    m.def("before", &before_token, arg().noconvert(), arg().noconvert(), arg().noconvert(), arg(), arg(), arg(), arg(),
-          arg());
+    m.def("before", &before_tokens, arg().noconvert(), arg().noconvert(), arg().noconvert(), arg(), arg(), arg(), arg(),
+          arg(), arg(), arg());
     m.def("largest_ids", &largest_ids_of, arg().noconvert(), arg().noconvert(), arg().noconvert(), arg().noconvert(),
           arg());
     m.def("nth_id", &nth_id_of, arg().noconvert(), arg().noconvert(), arg().noconvert(), arg(), arg());

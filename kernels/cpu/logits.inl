@@ -25,18 +25,25 @@ float weigh_piece(const T* logits, int n, double largest, double inverse) {
 }
 
 template <typename T>
-LogitTally tally_piece(const T* logits, int n, double largest, double inverse, T value) {
-    float weights[logit_piece];
-    int32_t above = 0, equal = 0;
+LogitTally tally_piece(const T* logits, int n, double largest, double inverse, T bound, T upper) {
+    float weights[logit_piece], higher[logit_piece];  // 1 or 0 each
+    LogitTally found{};
     for (int i = 0; i < n; i++) {
-        above += static_cast<int32_t>(logits[i] > value);
-        equal += static_cast<int32_t>(logits[i] == value);
+        found.count += static_cast<int32_t>(logits[i] > bound);
+        found.equal += static_cast<int32_t>(logits[i] == bound);
+        found.upper_count += static_cast<int32_t>(logits[i] > upper);
+        found.upper_equal += static_cast<int32_t>(logits[i] == upper);
     }
-    if (above == 0) return {0, equal};
+    if (found.count == 0) return found;
     exponents(logits, n, largest, inverse, weights);
-    // Not quite 0, but 128 of these are nothing beside the one that is above.
-    for (int i = 0; i < n; i++) weights[i] = logits[i] > value ? weights[i] : -1e3F;
-    return {exponentials(weights, 0.0F, n), equal};
+    for (int i = 0; i < n; i++) {
+        // Not quite 0, but 128 of these are nothing beside the one that is above.
+        weights[i] = logits[i] > bound ? weights[i] : -1e3F;
+        higher[i] = static_cast<float>(static_cast<int32_t>(logits[i] > upper));
+    }
+    found.mass = exponentials(weights, 0.0F, n);
+    if (found.upper_count > 0) found.upper_mass = dot(weights, higher, n);
+    return found;
 }
 
 template <typename T>

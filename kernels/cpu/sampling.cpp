@@ -64,16 +64,23 @@ double mass_of(const LogitKernels<T>& k, const T* logits, int64_t count, double 
     return sum;
 }
 
+// Adds to what comes before two tokens what a run of logits holds; `first` and `second` are where each token lies in it.
 template <typename T>
-Before tally(const LogitKernels<T>& k, const T* logits, int64_t count, double largest, double inverse, T value) {
-    Before found{0, 0};
-    for (int64_t i = 0; i < count; i += chunk) {
-        const LogitTally some =
-            k.tally(logits + i, static_cast<int>(std::min(chunk, count - i)), largest, inverse, value);
+void tally(const LogitKernels<T>& k, const T* logits, int64_t count, double largest, double inverse, T bound, T upper,
+           int64_t first, int64_t second, Before& found, Before& sooner) {
+    for (int64_t i = 0; i < count;) {
+        int64_t end = std::min(i + chunk, count);
+        if (first > i) end = std::min(end, first);
+        if (second > i) end = std::min(end, second);
+        const LogitTally some = k.tally(logits + i, static_cast<int>(end - i), largest, inverse, bound, upper);
         found.mass += static_cast<double>(some.mass);
-        found.equal += some.equal;
+        sooner.mass += static_cast<double>(some.upper_mass);
+        found.larger += some.count;
+        sooner.larger += some.upper_count;
+        found.equal += i < first ? some.equal : 0;
+        sooner.equal += i < second ? some.upper_equal : 0;
+        i = end;
     }
-    return found;
 }
 
 // The largest of data[c], data[c + columns], ... for each c; 0 < columns <= size. None if a logit is NaN.
@@ -229,19 +236,18 @@ double mass(const Kernels& k, const LogitRow& row, Weighing by) {
            mass_of(k.doubles, row.values, row.changed, by.largest, inverse);
 }
 
-Before before(const Kernels& k, const LogitRow& row, Weighing by, double value, int64_t token) {
+Before before(const Kernels& k, const LogitRow& row, Weighing by, Token first, Token second, Before& sooner) {
     const double inverse = inverse_of(by);
-    const float plain = floor_of(value);
-    const auto tallied = [&](auto& kernels, auto* logits, int64_t count, auto limit) {
-        return tally(kernels, logits, count, by.largest, inverse, limit);
-    };
-    const int64_t sooner = std::lower_bound(row.ids, row.ids + row.changed, token) - row.ids;
-    const Before parts[] = {tallied(k.floats, row.data, token, plain),
-                            tallied(k.floats, row.data + token, row.size - token, plain),
-                            tallied(k.doubles, row.values, sooner, value),
-                            tallied(k.doubles, row.values + sooner, row.changed - sooner, value)};
-    const int64_t equal = static_cast<double>(plain) == value ? parts[0].equal : 0;
-    return {parts[0].mass + parts[1].mass + parts[2].mass + parts[3].mass, equal + parts[2].equal};
+    const float bound = floor_of(first.value), upper = floor_of(second.value);
+    Before found{}, ahead{};
+    tally(k.floats, row.data, row.size, by.largest, inverse, bound, upper, first.id, second.id, found, ahead);
+    if (static_cast<double>(bound) != first.value) found.equal = 0;
+    if (static_cast<double>(upper) != second.value) ahead.equal = 0;
+    const auto place = [&](Token t) { return std::lower_bound(row.ids, row.ids + row.changed, t.id) - row.ids; };
+    tally(k.doubles, row.values, row.changed, by.largest, inverse, first.value, second.value, place(first),
+          place(second), found, ahead);
+    sooner = ahead;
+    return found;
 }
 
 std::vector<int64_t> largest_ids(const Kernels& k, const LogitRow& row, int64_t count) {

@@ -25,18 +25,24 @@ struct Weighing {
     double largest, temperature;
 };
 
-// What comes before a token: the weights of all larger logits, and how many equal ones precede it.
+// A token, and its logit.
+struct Token {
+    int64_t id;
+    double value;
+};
+
+// What comes before a token, most likely first, ties by id.
 struct Before {
-    double mass;
-    int64_t equal;
+    double mass;             // the weights of all larger logits
+    int64_t larger, equal;   // how many they are, and how many equal ones have lower ids
 };
 
 // The sum of all weights. Relative to their own mean it errs by less than 64 roundings of 2^-24, where exponents average
 // at most ln(size).
 double mass(const Kernels&, const LogitRow&, Weighing);
 
-// Before a token whose logit is `value`.
-Before before(const Kernels&, const LogitRow&, Weighing, double value, int64_t token);
+// What comes before a token; and before a second one, which is no less likely than the first, in `sooner`.
+Before before(const Kernels&, const LogitRow&, Weighing, Token, Token second, Before& sooner);
 
 // Ids of the `count` largest, largest first, ties by id; 0 < count <= size. None if a logit is NaN.
 std::vector<int64_t> largest_ids(const Kernels&, const LogitRow&, int64_t count);

@@ -11,7 +11,7 @@ import pytest
 from cherenkov import passes
 from cherenkov.amended import Logits, value_at, values_at, whole
 from cherenkov.nucleus import Nucleus
-from cherenkov.passes import amended, before, column_maxima, largest_ids, mass, nth_id
+from cherenkov.passes import Bounds, amended, column_maxima, largest_ids, mass, nth_id, standing
 from cherenkov.sampling import Occurrences, Sampling, choose
 from cherenkov.selection import Row, _draws, draws, largest_logit, likeliest
 from tests.backends.choices import ISAS, needs_kernels
@@ -71,15 +71,20 @@ def test_passes_are_as_defined(path, size, how_many):
         for temperature in (1.0, 0.3, 1e-4, 1e-300, 1e9):
             with np.errstate(over="ignore"):
                 exact = np.exp((values.astype(np.float64) - largest) / temperature)
-            found = mass(logits, largest, temperature)
-            assert found.low <= math.fsum(exact) <= found.high
-            assert found.high <= found.low * (1 + 1.1e-5)
+            holds(mass(logits, largest, temperature), math.fsum(exact))
             for token in {0, size - 1, int(order[0]), *random.integers(0, size, 5).tolist()}:
                 place = order.tolist().index(token)
-                sofar = math.fsum(exact[order[:place]])
-                found = before(logits, largest, temperature, token)
-                assert found.low - 1e-30 <= sofar <= found.high + 1e-30
-                assert found.high <= found.low * (1 + 1.1e-5) + 1e-30
+                for end in {place, (place + size) // 2, size - 1}:
+                    last = None if end == size - 1 else int(order[end])
+                    stands = standing(logits, largest, temperature, token, last)
+                    assert stands.rank == place or values[token] == -math.inf
+                    holds(stands.ahead, math.fsum(exact[order[:place]]))
+                    holds(stands.total, math.fsum(exact[order[: end + 1]]))
+
+
+def holds(found: Bounds, exact: float) -> None:
+    assert found.low - 1e-30 <= exact <= found.high + 1e-30
+    assert found.high <= found.low * (1 + 1.1e-5) + 1e-30
 
 
 @pytest.mark.parametrize("kind", ["normal", "sorted", "rounded", "every 121st", "equal"])
@@ -233,7 +238,7 @@ def test_kernels_refuse_what_would_lie_out_of_bounds():
     ]:
         for call, arguments in [
             (_native.mass, (0.0, 1.0, "")),
-            (_native.before, (0.0, 1.0, 0.0, 0, "")),
+            (_native.before, (0.0, 1.0, 0, 0.0, 0, 0.0, "")),
             (_native.largest_ids, (np.zeros(1, np.int64), "")),
             (_native.nth_id, (1, "")),
             (_native.Draws, (0.0, 1.0, 0.5, "")),
@@ -244,8 +249,11 @@ def test_kernels_refuse_what_would_lie_out_of_bounds():
     for call, arguments in [
         (_native.mass, (*plain, 0.0, 0.0, "")),
         (_native.mass, (*plain, 0.0, 1.0, "none such")),
-        (_native.before, (*plain, 0.0, 1.0, 0.0, 9, "")),
-        (_native.before, (*plain, 0.0, 1.0, 0.0, -1, "")),
+        (_native.before, (*plain, 0.0, 1.0, 10, 0.0, 0, 0.0, "")),
+        (_native.before, (*plain, 0.0, 1.0, -1, 0.0, 0, 0.0, "")),
+        (_native.before, (*plain, 0.0, 1.0, 0, 0.0, 9, 0.0, "")),
+        (_native.before, (*plain, 0.0, 1.0, 0, 0.0, -1, 0.0, "")),
+        (_native.before, (*plain, 0.0, 1.0, 0, 0.0, 0, -1.0, "")),
         (_native.largest_ids, (*plain, many, "")),
         (_native.largest_ids, (*plain, many[:0], "")),
         (_native.nth_id, (*plain, 10, "")),
