@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cherenkov.chat.session import Session
     from cherenkov.errors import CherenkovError
     from cherenkov.experts.store import ExpertStore
+    from cherenkov.inspection import inspect
     from cherenkov.model import Model
     from cherenkov.packing.verify import verify
     from cherenkov.preparation import prepare
@@ -44,6 +45,7 @@ __all__ = [
     "ToolCallEvent",
     "Usage",
     "__version__",
+    "inspect",
     "prepare",
     "verify",
 ]
@@ -60,6 +62,7 @@ _HOME = {
     "TextDelta": "cherenkov.chat.replies",
     "ToolCallEvent": "cherenkov.chat.replies",
     "Usage": "cherenkov.chat.replies",
+    "inspect": "cherenkov.inspection",
     "prepare": "cherenkov.preparation",
     "verify": "cherenkov.packing.verify",
 }
