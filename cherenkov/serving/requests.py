@@ -79,6 +79,7 @@ class ChatRequest:
         messages: as `Model.chat` takes them.
         settings: checked options: `Settings().updated(options)`.
         tools: functions that may be called, as JSON schemas.
+        no_answer: read the prompt and sample nothing: `max_tokens` of 0.
         owner: whose it is. What was read for one owner is never used for another.
         request_id: 1 to 80 of `A-Z a-z 0-9 _ -`; empty has one made.
     """
@@ -86,6 +87,7 @@ class ChatRequest:
     messages: Sequence[Mapping[str, Any]]
     settings: Settings = field(default_factory=Settings)
     tools: Sequence[Mapping[str, Any]] | None = None
+    no_answer: bool = False
     owner: str = ""
     request_id: str = ""
 
