@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from cherenkov.backends.base import AttentionState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from cherenkov.backends.base import Backend
     from cherenkov.state import State
 
-__all__ = ["PAGE_TOKENS", "Page", "fill_page", "page_bytes", "read_page"]
+__all__ = ["PAGE_TOKENS", "Page", "fill_page", "page_bytes", "read_page", "size_of"]
 
 A = TypeVar("A")
 
@@ -42,36 +42,56 @@ class Page(Generic[A]):
     size_bytes: int
 
 
-def read_page(state: State[A], start: int, stop: int, backend: Backend[Any, A]) -> Page[A]:
-    """Copy what the caches of a sequence hold of the tokens `start:stop`, which it must have read."""
+def read_page(
+    state: State[A], start: int, stop: int, backend: Backend[Any, A], *, drafting: bool
+) -> Page[A]:
+    """Copy what the caches of a sequence hold of the tokens `start:stop`, which it must have read.
+
+    Args:
+        state: the sequence.
+        start: first token.
+        stop: token after the last.
+        backend: its backend.
+        drafting: the draft head has read them too.
+    """
     arrays = tuple(
-        backend.copy(cache[first:last]) for cache, first, last in _rows(state, start, stop)
+        backend.copy(cache[first:last])
+        for cache, first, last in _rows(state, start, stop, drafting=drafting)
     )
-    return Page(start, stop, arrays, sum(array.nbytes for array in arrays))
+    return Page(start, stop, arrays, size_of(arrays))
 
 
 def fill_page(state: State[A], page: Page[A]) -> None:
     """Write a page into the caches of a sequence of the same model. Lengths are the caller's to set."""
-    for array, (cache, first, last) in zip(
-        page.arrays, _rows(state, page.start, page.stop), strict=True
-    ):
+    rows = list(_rows(state, page.start, page.stop, drafting=False))
+    if len(page.arrays) > len(rows):
+        rows = list(_rows(state, page.start, page.stop, drafting=True))
+    for array, (cache, first, last) in zip(page.arrays, rows, strict=True):
         cache[first:last] = array
 
 
-def page_bytes(state: State[Any], start: int, stop: int) -> int:
+def size_of(arrays: Iterable[Any]) -> int:
+    """Memory of some arrays of a backend."""
+    return sum(int(array.nbytes) for array in arrays)
+
+
+def page_bytes(state: State[Any], start: int, stop: int, *, drafting: bool) -> int:
     """What a page would take."""
     return sum(
         (last - first) * (cache.nbytes // cache.shape[0])
-        for cache, first, last in _rows(state, start, stop)
+        for cache, first, last in _rows(state, start, stop, drafting=drafting)
     )
 
 
-def _rows(state: State[Any], start: int, stop: int) -> Iterator[tuple[Any, int, int]]:
+def _rows(
+    state: State[Any], start: int, stop: int, *, drafting: bool
+) -> Iterator[tuple[Any, int, int]]:
     """Every cache, and which of its rows belong to the tokens `start:stop`."""
     for layer in state.layers:
         if isinstance(layer, AttentionState):
             yield from _of(layer, start, stop)
-    if state.draft is not None:
+    if drafting:
+        assert state.draft is not None
         behind = max(start - 1, 0), max(stop - 1, 0)
         yield from _of(state.draft, *behind)
 

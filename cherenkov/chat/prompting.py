@@ -11,10 +11,14 @@ from cherenkov.lane import admit
 from cherenkov.text.messages import checked_message
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cherenkov.chat.options import Settings
     from cherenkov.chat.record import Record
     from cherenkov.chat.responder import Prompt, Responder
+    from cherenkov.text.tool_schema import ToolSet
 
-__all__ = ["certain_length", "checked_said", "fitting"]
+__all__ = ["certain_length", "checked_said", "fitting", "lasting_length", "opening_length"]
 
 _ANSWER_ROOM = 512
 """Tokens that trimming keeps free for an answer of unknown length, within a quarter of the context."""
@@ -88,10 +92,39 @@ def certain_length(
     responder: Responder, record: Record, said: list[dict[str, Any]], prompt: Prompt
 ) -> int:
     """How much of the prompt the next turn's will begin with, whatever is answered."""
-    messages = [*record.opening, *record.messages[record.first :], *said, *_PROBE]
+    messages = [*record.opening, *record.messages[record.first :], *said]
+    return lasting_length(responder, messages, record.tools, record.settings, prompt)
+
+
+def lasting_length(
+    responder: Responder,
+    messages: Sequence[Mapping[str, Any]],
+    tools: ToolSet,
+    settings: Settings,
+    prompt: Prompt,
+) -> int:
+    """How much of a conversation's prompt will stay as it is once there is an answer, whatever that is."""
     try:
-        probe = responder.prompt(messages, record.tools, record.settings)
+        probe = responder.prompt([*messages, *_PROBE], tools, settings)
     except (TemplateError, RequestError):  # a template that allows no such answer: no mark
+        return 0
+    return common_length(prompt.ids, probe.ids)
+
+
+def opening_length(
+    responder: Responder,
+    messages: Sequence[Mapping[str, Any]],
+    tools: ToolSet,
+    settings: Settings,
+    prompt: Prompt,
+) -> int:
+    """How much of it other conversations with the same system message and tools will begin with."""
+    opening = [one for one in messages[:1] if one["role"] in {"system", "developer"}]
+    if not opening and not tools.definitions:
+        return 0
+    try:
+        probe = responder.prompt([*opening, *_PROBE[1:]], tools, settings)
+    except (TemplateError, RequestError):
         return 0
     return common_length(prompt.ids, probe.ids)
 

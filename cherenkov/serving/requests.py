@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cherenkov.chat.options import Settings
 from cherenkov.chat.replies import Event
-from cherenkov.logprobs import TokenLogprobs
 from cherenkov.units import MIB
+
+if TYPE_CHECKING:
+    from cherenkov.logprobs import TokenLogprobs
 
 __all__ = [
     "Accepted",

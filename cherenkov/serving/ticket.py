@@ -105,18 +105,10 @@ class Ticket:
         """As `next`, for asyncio; use `asyncio.timeout` around it to wait no longer than that."""
         import asyncio  # noqa: PLC0415 - only asyncio's own callers need it
 
-        while True:
-            with self._changed:
-                if self._events or self._over:
-                    event, freed = self._taken()
-                    break
-                loop = asyncio.get_running_loop()
-                future: asyncio.Future[None] = loop.create_future()
-                self._waiter = loop, future
+        loop = asyncio.get_running_loop()
+        while (future := self._awaited(loop)) is not None:
             await future
-        if freed:
-            self._on_change()
-        return event
+        return self.next()
 
     def started(self) -> Started:
         """Wait for the turn of a request: takes the events up to `Started`. Raises what the request raises."""
@@ -202,6 +194,15 @@ class Ticket:
                 return False
             self._complete = True
             return True
+
+    def _awaited(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None] | None:
+        """What to wait for before `next` has something to give; None if it has."""
+        with self._changed:
+            if self._events or self._over:
+                return None
+            future: asyncio.Future[None] = loop.create_future()
+            self._waiter = loop, future
+            return future
 
     # --- inside; hold `_changed`
 
