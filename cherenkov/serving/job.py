@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cherenkov.chat.replies import Finished, Usage
+from cherenkov.errors import BackendError, CapacityError, CherenkovError
 from cherenkov.serving.figures import RequestStatus
-from cherenkov.serving.requests import ChatRequest, CompletionRequest
+from cherenkov.serving.requests import ChatRequest, CompletionRequest, Logprobs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from cherenkov.serving.sessions import Turn
     from cherenkov.serving.ticket import Ticket
 
-__all__ = ["Job", "Prepared", "Saying"]
+__all__ = ["Job", "Prepared", "Saying", "in_our_words"]
 
 
 class Saying(Protocol):
@@ -161,6 +162,8 @@ class Job:
         self.last = time.monotonic()
         self.first = self.first or self.last
         self.outputs += 1
+        if step.logprobs is not None and step.finish_reason != "stop":
+            self.ticket.put(Logprobs(step.logprobs))
         for event in self.ready.answer.feed(step):
             self.ticket.put(event)
 
@@ -188,8 +191,22 @@ class Job:
             owner=self.request.owner,
             prompt_tokens=0 if prepared is None else len(prepared.ids),
             cached_tokens=self.cached,
-            read_tokens=0 if lane is None or prepared is None else min(lane.state.position, len(prepared.ids)),
+            read_tokens=0
+            if lane is None or prepared is None
+            else min(lane.state.position, len(prepared.ids)),
             output_tokens=self.outputs,
             state_bytes=0 if prepared is None else prepared.size_bytes,
             age_s=time.monotonic() - self.came,
         )
+
+
+def in_our_words(error: BaseException) -> BaseException:
+    """An error as one of this library's: what nobody expected is a failure of the engine's."""
+    if isinstance(error, CherenkovError):
+        return error
+    if isinstance(error, MemoryError):
+        made: CherenkovError = CapacityError(f"no memory for this request: {error}")
+    else:
+        made = BackendError("engine", "answer", f"{type(error).__name__}: {error!s:.200}")
+    made.__cause__ = error
+    return made

@@ -9,8 +9,10 @@ _MOST_GROWTH = 2.0
 
 
 class Pace:
-    """A prompt that has the model for itself is read in the largest chunks. In company they begin small, and approach what
-    takes as long as is allowed.
+    """The length of chunks.
+
+    A prompt that has the model for itself is read in the largest ones. In company they begin small, and approach what takes
+    as long as is allowed.
 
     Args:
         quantum: most tokens of a chunk.

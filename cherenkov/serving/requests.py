@@ -178,7 +178,10 @@ class Echoed:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of a token that was sampled, just before what it makes certain of the text, if anything. Only if asked for."""
+    """Of a token that was sampled, just before what it makes certain of the text, if anything. Only if asked for.
+
+    That of a stop token, which is no part of the text, is in `Reply.logprobs` alone.
+    """
 
     token: TokenLogprobs
 

@@ -29,7 +29,16 @@ _RETRY_S = 5.0
 class _Kept:
     """A session."""
 
-    __slots__ = ("created_s", "history_bytes", "id", "owner", "record", "ticket", "touched", "turns")
+    __slots__ = (
+        "created_s",
+        "history_bytes",
+        "id",
+        "owner",
+        "record",
+        "ticket",
+        "touched",
+        "turns",
+    )
 
     def __init__(self, owner: str, record: Record, now: float) -> None:
         self.id = f"sess-{uuid.uuid4().hex}"
@@ -131,7 +140,7 @@ class Sessions:
     def release(self, turn: Turn) -> None:
         """End a turn; the session is as it was, unless there was a `commit`."""
         with self._lock:
-            kept = turn._kept  # noqa: SLF001 - ours
+            kept = turn._kept
             kept.ticket = None
             self._touch(kept)
 
@@ -142,13 +151,13 @@ class Sessions:
             CapacityError: there is none.
         """
         with self._lock:
-            kept = turn._kept  # noqa: SLF001 - ours
+            kept = turn._kept
             self._admit(_size(record) - kept.history_bytes, 0, kept)
 
     def commit(self, turn: Turn, record: Record) -> None:
         """The turn counts."""
         with self._lock:
-            kept = turn._kept  # noqa: SLF001 - ours
+            kept = turn._kept
             kept.record = record
             kept.history_bytes = _size(record)
             kept.turns += 1
@@ -168,9 +177,7 @@ class Sessions:
 
     def _admit(self, more_bytes: int, more: int, spared: _Kept | None) -> None:
         """Let go of idle sessions until so much more fits."""
-        while (
-            len(self._kept) + more > self._most or self._bytes() + more_bytes > self._most_bytes
-        ):
+        while len(self._kept) + more > self._most or self._bytes() + more_bytes > self._most_bytes:
             idle = [k for k in self._kept.values() if k.ticket is None and k is not spared]
             if not idle:
                 alone = more_bytes + (0 if spared is None else spared.history_bytes)
