@@ -420,8 +420,8 @@ class Engine:
             self._unprepared.cancelled += 1
         else:
             self._unprepared.failed += 1
-        job.ticket.fail(in_our_words(error))
         self._ended(job)
+        job.ticket.fail(in_our_words(error))
 
     def _ended(self, job: Job) -> None:
         """A request is over: nothing of it stays."""

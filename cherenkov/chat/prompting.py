@@ -26,6 +26,7 @@ _PROBE = (
     {"role": "assistant", "content": "a", "reasoning_content": "a"},
     {"role": "user", "content": "a"},
 )
+_PLAIN_PROBE = ({"role": "assistant", "content": "a"}, _PROBE[1])
 
 
 def checked_said(message: object) -> list[dict[str, Any]]:
@@ -93,7 +94,7 @@ def certain_length(
 ) -> int:
     """How much of the prompt the next turn's will begin with, whatever is answered."""
     messages = [*record.opening, *record.messages[record.first :], *said]
-    return lasting_length(responder, messages, record.tools, record.settings, prompt)
+    return _common_with(_PROBE, responder, messages, record.tools, record.settings, prompt)
 
 
 def lasting_length(
@@ -103,12 +104,28 @@ def lasting_length(
     settings: Settings,
     prompt: Prompt,
 ) -> int:
-    """How much of a conversation's prompt will stay as it is once there is an answer, whatever that is."""
+    """How much of a conversation's prompt will likely stay as it is once there is an answer.
+
+    If all of it does, the answer's tokens will too. Only an answer that was asked to begin with reasoning likely has some.
+    """
+    probe = _PROBE if prompt.opened else _PLAIN_PROBE
+    return _common_with(probe, responder, messages, tools, settings, prompt)
+
+
+def _common_with(
+    probe: Sequence[Mapping[str, Any]],
+    responder: Responder,
+    messages: Sequence[Mapping[str, Any]],
+    tools: ToolSet,
+    settings: Settings,
+    prompt: Prompt,
+) -> int:
+    """How much of a prompt the one with such messages behind would begin with."""
     try:
-        probe = responder.prompt([*messages, *_PROBE], tools, settings)
+        longer = responder.prompt([*messages, *probe], tools, settings)
     except (TemplateError, RequestError):  # a template that allows no such answer: no mark
         return 0
-    return common_length(prompt.ids, probe.ids)
+    return common_length(prompt.ids, longer.ids)
 
 
 def opening_length(
@@ -122,11 +139,7 @@ def opening_length(
     opening = [one for one in messages[:1] if one["role"] in {"system", "developer"}]
     if not opening and not tools.definitions:
         return 0
-    try:
-        probe = responder.prompt([*opening, *_PROBE[1:]], tools, settings)
-    except (TemplateError, RequestError):
-        return 0
-    return common_length(prompt.ids, probe.ids)
+    return _common_with(_PROBE[1:], responder, opening, tools, settings, prompt)
 
 
 def _next_turn(record: Record, said: list[dict[str, Any]]) -> int | None:

@@ -390,7 +390,6 @@ class Batch:
         job.say(events, reply)
         if ready.keeps_answer and job.lane is not None:
             self.cache.store(job.request.owner, job.running.state)
-        self._on_end(job)
 
     def _cancel(self, job: Job, *, keeps: bool = True) -> None:
         """The caller wants no more: what there is of the answer is the answer."""
@@ -402,7 +401,6 @@ class Batch:
             job.say(*job.ended("cancelled"))
         except Exception as error:  # noqa: BLE001 - it is over all the same
             job.ticket.fail(in_our_words(error))
-        self._on_end(job)
 
     def _fail(self, job: Job, error: BaseException) -> None:
         self._leave(job)
@@ -411,11 +409,12 @@ class Batch:
         else:
             self.tally.failed += 1
         job.ticket.fail(in_our_words(error))
-        self._on_end(job)
 
     def _leave(self, job: Job) -> None:
+        """What a job takes is free: before its caller hears that it is over, and may ask for more."""
         if job in self._active:
             self._active.remove(job)
+        self._on_end(job)
 
 
 def _places(parts: Sequence[_Part]) -> list[list[int]]:
