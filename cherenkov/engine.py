@@ -108,10 +108,11 @@ class Engine:
             if self._state != "idle":
                 return
             self._state = "loading"
-            self._threads = [
-                threading.Thread(target=self._own, name="cherenkov-engine", daemon=True),
-                threading.Thread(target=self._prepare, name="cherenkov-prompts", daemon=True),
-            ]
+            prompts = threading.Thread(target=self._prepare, name="cherenkov-prompts", daemon=True)
+            owner = threading.Thread(
+                target=self._own, args=[prompts], name="cherenkov-engine", daemon=True
+            )
+            self._threads = [owner, prompts]
             for thread in self._threads:
                 thread.start()
 
@@ -119,7 +120,9 @@ class Engine:
         """Wait for the model. Raises what loading raised; TimeoutError; RequestError if the engine is closed."""
         self.start()
         with self._changed:
-            if not self._changed.wait_for(lambda: self._state != "loading", timeout_s):
+            if not self._changed.wait_for(
+                lambda: self._model is not None or self._is_stopping(), timeout_s
+            ):
                 raise TimeoutError(f"the model is not loaded after {timeout_s} s")
             if self._error is not None:
                 raise self._error
@@ -339,8 +342,8 @@ class Engine:
                 self._prepared.append(job)
                 self._changed.notify_all()
 
-    def _own(self) -> None:
-        """The thread that owns the model."""
+    def _own(self, prompts: threading.Thread) -> None:
+        """The thread that owns the model; `prompts` makes requests ready for it."""
         made: Model | None = None
         try:
             try:
@@ -356,6 +359,8 @@ class Engine:
                     self._state = "ready"
                 self._changed.notify_all()
             self._run(batch)
+            prompts.join()
+            self._end_all(batch)
         finally:
             if made is not None:
                 made.close()
@@ -371,6 +376,9 @@ class Engine:
             busy = batch.turn()
             if not busy:
                 batch.cache.sweep()
+
+    def _end_all(self, batch: Batch) -> None:
+        """The engine is closed: whatever is under way ends, wherever it is."""
         closed = Cancelled("the engine is closed")
         batch.fail_all(closed)
         with self._changed:
