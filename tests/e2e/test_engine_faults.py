@@ -105,15 +105,14 @@ def failing(function, at, *, after):
     return wrapped
 
 
-@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("part", ["layer", "stretch", "mixture", "embed", "forward", "logits"])
-@pytest.mark.parametrize("at", [1, 2, 5, 11])
-def test_a_step_that_fails_once(model, alone, monkeypatch, part, at, after):
+@pytest.mark.parametrize("at", [2, 7])
+def test_a_step_that_fails_once(model, alone, monkeypatch, part, at):
     """A failure that nobody's tokens explain: at most one request, which was alone then, is lost to it."""
     thing, name = parts(model)[part]
     with Engine(model) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(thing, name, failing(getattr(thing, name), at, after=after))
+            patch.setattr(thing, name, failing(getattr(thing, name), at, after=bool(at % 2)))
             found = [outcome(t) for t in [engine.submit(asked(text)) for text in TEXTS]]
         lost = [one for one in found if one is BackendError]
         assert len(lost) <= 1
@@ -124,7 +123,7 @@ def test_a_step_that_fails_once(model, alone, monkeypatch, part, at, after):
 
 
 @pytest.mark.parametrize("part", ["copy", "new state", "decoder", "template"])
-@pytest.mark.parametrize("at", [1, 3, 9])
+@pytest.mark.parametrize("at", [1, 9])
 def test_what_is_one_requests_own(model, alone, monkeypatch, part, at):
     thing, name = parts(model)[part]
     with Engine(model) as engine:
