@@ -17,6 +17,7 @@ from cherenkov.chat.options import Settings
 from cherenkov.chat.record import Record
 from cherenkov.errors import Cancelled, CapacityError, CherenkovError, RequestError
 from cherenkov.prefix_cache import PrefixCache
+from cherenkov.prefix_files import FileCounts, PrefixFiles
 from cherenkov.serving.batch import Batch, Tally
 from cherenkov.serving.figures import Metrics, PrefixFigures, RequestStatus, SessionInfo
 from cherenkov.serving.job import Job, in_our_words
@@ -36,6 +37,7 @@ from cherenkov.serving.requests import (
 )
 from cherenkov.serving.sessions import Sessions
 from cherenkov.serving.ticket import Ticket
+from cherenkov.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -95,6 +97,7 @@ class Engine:
         self._unprepared = Tally()  # ends that the batch does not see
         self._recent_s: deque[float] = deque(maxlen=32)  # how long answers took
         self._batch: Batch | None = None
+        self._files: PrefixFiles[Any] | None = None
         limits = self._limits
         self._sessions = Sessions(
             limits.max_sessions, limits.session_history_bytes, limits.session_idle_s
@@ -246,7 +249,7 @@ class Engine:
             state_limit_bytes=0 if batch is None else batch.line.limit_bytes,
             sessions=sessions,
             session_bytes=session_bytes,
-            prefix=PrefixFigures() if batch is None else _figures(batch.cache),
+            prefix=PrefixFigures() if batch is None else _figures(batch.cache, self._files),
         )
 
     # --- sessions
@@ -385,6 +388,10 @@ class Engine:
             left = list(self._jobs.values())
         for job in left:
             self._end_unprepared(job, closed)
+        if self._files is not None:
+            for point in batch.cache.points():
+                self._files.put(point, wait=True)
+            self._files.close()
         batch.cache.clear()
 
     def _batch_of(self, model: Model) -> Batch:
@@ -393,11 +400,20 @@ class Engine:
             loaded.context_tokens
         )
         quantum = min(limits.prefill_quantum or loaded.chunk_rows, loaded.chunk_rows)
+        if limits.prefix_cache_dir is not None and limits.prefix_cache_bytes:
+            self._files = PrefixFiles(
+                limits.prefix_cache_dir,
+                limits.prefix_cache_disk_bytes,
+                f"{model.responder.fingerprint} {__version__} {model.backend_name}",
+                loaded.backend,
+                loaded.network.new_state(1),
+            )
         cache: PrefixCache[Any] = PrefixCache(
             loaded.backend,
             limit_bytes=limits.prefix_cache_bytes,
             limit_points=limits.prefix_cache_entries,
             idle_s=limits.prefix_cache_idle_s,
+            elsewhere=self._files,
         )
         return Batch(
             model.responder,
@@ -441,9 +457,16 @@ class Engine:
             self._changed.notify_all()
 
 
-def _figures(cache: PrefixCache[Any]) -> PrefixFigures:
+def _figures(cache: PrefixCache[Any], files: PrefixFiles[Any] | None) -> PrefixFigures:
     counts = cache.counts
+    disk = FileCounts() if files is None else files.counts
     return PrefixFigures(
+        disk_entries=0 if files is None else len(files),
+        disk_bytes=0 if files is None else files.size_bytes,
+        spilled=disk.spilled,
+        loaded=disk.loaded,
+        damaged=disk.damaged,
+        unwritten=disk.unwritten,
         entries=len(cache),
         bytes=cache.size_bytes,
         hits=counts.hits,

@@ -14,7 +14,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cherenkov.backends.base import Backend
     from cherenkov.state import Snapshot, State
 
-__all__ = ["Point", "PrefixCache", "PrefixCounts"]
+__all__ = ["Elsewhere", "Point", "PrefixCache", "PrefixCounts", "goes_on", "names_of"]
 
 A = TypeVar("A")
 
@@ -87,6 +87,16 @@ class PrefixCounts:
     evictions: int = 0
 
 
+class Elsewhere(Protocol[A]):
+    """A place for points that leave a cache."""
+
+    def put(self, point: Point[A]) -> None:
+        """Keep a point, if there is room."""
+
+    def find(self, owner: str, prompt: NDArray[np.int32], longer_than: int) -> Point[A] | None:
+        """The longest point that an owner's prompt begins with, if it has more than so many tokens."""
+
+
 class _Held(Generic[A]):
     """A point in the cache, when it was used last, and the keys of its pages."""
 
@@ -107,7 +117,7 @@ class PrefixCache(Generic[A]):
         limit_points: most points.
         idle_s: points that were not used for so long go; 0 for never.
         clock: seconds.
-        leaving: told of each point that must go for want of room or use.
+        elsewhere: where points go that must leave for want of room or use, and may be found again.
 
     Attributes:
         counts: what happened so far.
@@ -121,12 +131,12 @@ class PrefixCache(Generic[A]):
         limit_points: int = 64,
         idle_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
-        leaving: Callable[[Point[A]], None] = lambda _point: None,
+        elsewhere: Elsewhere[A] | None = None,
     ) -> None:
         self.counts = PrefixCounts()
         self._backend = backend
         self._limit_bytes, self._limit_points = limit_bytes, limit_points
-        self._idle_s, self._clock, self._leaving = idle_s, clock, leaving
+        self._idle_s, self._clock, self._elsewhere = idle_s, clock, elsewhere
         self._held: OrderedDict[bytes, _Held[A]] = OrderedDict()  # the latest used last
         self._pages: dict[bytes, tuple[Page[A], int]] = {}  # and how many points hold each
         self._bytes = 0
@@ -159,8 +169,14 @@ class PrefixCache(Generic[A]):
             point = held.point
             if point.owner != owner or (found is not None and point.position <= found.position):
                 continue
-            if _goes_on(point, wanted):
+            if goes_on(point.tokens, wanted, complete=point.logits is not None):
                 found, key = point, name
+        have = 0 if found is None else found.position
+        if self._elsewhere is not None and have < len(wanted):
+            other = self._elsewhere.find(owner, wanted, have)
+            if other is not None:
+                self.add(other)
+                return other
         if found is not None:
             self._held[key].used = self._clock()
             self._held.move_to_end(key)
@@ -227,7 +243,7 @@ class PrefixCache(Generic[A]):
 
     def add(self, point: Point[A]) -> None:
         """Hold a point as it is, and let go of others if there is no room for all."""
-        keys = _keys(point.owner, point.tokens, drafting=bool(point.snapshot.lengths.get("draft")))
+        keys = names_of(point)
         if keys[-1] in self._held:
             self._drop(keys[-1])
         pages = []
@@ -281,7 +297,8 @@ class PrefixCache(Generic[A]):
         point = self._held[name].point
         self._drop(name)
         self.counts.evictions += 1
-        self._leaving(point)
+        if self._elsewhere is not None:
+            self._elsewhere.put(point)
 
     def _drop(self, name: bytes) -> None:
         held = self._held.pop(name)
@@ -294,11 +311,18 @@ class PrefixCache(Generic[A]):
                 self._bytes -= page.size_bytes
 
 
-def _goes_on(point: Point[Any], prompt: NDArray[np.int32]) -> bool:
-    length = point.position
-    if length > len(prompt) or (length == len(prompt) and point.logits is None):
+def goes_on(tokens: NDArray[np.int32], prompt: NDArray[np.int32], *, complete: bool) -> bool:
+    """Whether a prompt can go on from some tokens: it begins with them, and there is more, or its logits are known."""
+    length = len(tokens)
+    if length > len(prompt) or (length == len(prompt) and not complete):
         return False
-    return np.array_equal(point.tokens, prompt[:length])
+    return np.array_equal(tokens, prompt[:length])
+
+
+def names_of(point: Point[Any]) -> list[bytes]:
+    """A name for each page of a point; the last is the point's own."""
+    drafting = bool(point.snapshot.lengths.get("draft"))
+    return _keys(point.owner, point.tokens, drafting=drafting)
 
 
 def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:

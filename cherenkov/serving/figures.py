@@ -58,6 +58,8 @@ class PrefixFigures:
     evictions: int = 0
     spilled: int = 0
     loaded: int = 0
+    damaged: int = 0
+    unwritten: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,3 +191,20 @@ def test_completions(model):
         assert finished.reply.finish_reason == "length"
         nothing = engine.submit(ChatRequest(said("Hello"), no_answer=True)).reply()
         assert nothing.usage.output_tokens == 0
+
+
+def test_what_was_read_survives_a_restart(model, tmp_path):
+    limits = Limits(prefix_cache_dir=str(tmp_path / "prefixes"))
+    request = asked("What is the capital of France?", {"max_tokens": 6, "top_logprobs": 1})
+    with Engine(model, limits) as engine:
+        first = engine.submit(request).reply()
+    with Engine(model, limits) as engine:
+        second = engine.submit(request).reply()
+        assert engine.metrics().prefix.loaded == 1
+    assert second.usage.cached_tokens == second.usage.prompt_tokens
+    assert replies_of([first]) == replies_of([second])
+    with Engine(model, Limits(prefix_cache_dir=limits.prefix_cache_dir)) as engine:
+        longer = ChatRequest(
+            [*said("What is the capital of France?"), first.message, *said("Why?")]
+        )
+        assert 0 < engine.submit(longer).started().cached_tokens

@@ -136,9 +136,7 @@ def counted(cache):
 
 def test_what_was_used_longest_ago_goes_first(loaded, tokens, states):
     gone, clock = [], Clock()
-    cache = cache_of(
-        loaded, limit_points=2, idle_s=10, clock=clock, leaving=lambda p: gone.append(p.position)
-    )
+    cache = cache_of(loaded, limit_points=2, idle_s=10, clock=clock, elsewhere=Gone(gone))
     cache.store("", states[5][0])
     clock.now = 1
     cache.store("", states[100][0])
@@ -154,6 +152,19 @@ def test_what_was_used_longest_ago_goes_first(loaded, tokens, states):
     assert gone == [100, 5, 600]
     assert cache.counts.evictions == 3
     assert cache.size_bytes == len(cache) == 0
+
+
+class Gone:
+    """Notes what leaves, and finds nothing."""
+
+    def __init__(self, positions):
+        self.positions = positions
+
+    def put(self, point):
+        self.positions.append(point.position)
+
+    def find(self, owner, prompt, longer_than):
+        return None
 
 
 def test_no_cache(loaded, tokens, states):
