@@ -52,7 +52,20 @@ class Settings(BaseModel):
     lookahead: Literal["auto", "on", "off"] = "auto"
     """Read what the next layer will likely need: while that is faster, always, or never."""
 
-    @field_validator("threads", "readers", "context_tokens", "experts", mode="before")
+    sequences: int = Field(default=1, ge=1, le=64)
+    """Answers that may be under way at once, for whose states memory is planned: an engine's `max_batch`."""
+    prefix_cache_mib: int = Field(default=0, ge=0, le=1 << 20)
+    """Memory that is planned for what an engine has read before."""
+
+    @field_validator(
+        "threads",
+        "readers",
+        "context_tokens",
+        "experts",
+        "sequences",
+        "prefix_cache_mib",
+        mode="before",
+    )
     @classmethod
     def _not_a_truth_value(cls, value: object) -> object:
         if isinstance(value, bool):
@@ -99,6 +112,8 @@ class ModelOptions(TypedDict, total=False):
     check_records: compare the checksum of a record that is read: `first` time, `always`, `never`.
     readers: experts that are read from disk at a time, 1 to 8.
     lookahead: read what the next layer will likely need: `auto` (while that is faster), `on`, `off`.
+    sequences: answers that may be under way at once, for whose states memory is planned: `max_batch` of an engine.
+    prefix_cache_mib: memory that is planned for what an engine has read before.
     """
 
     backend: str
@@ -111,6 +126,8 @@ class ModelOptions(TypedDict, total=False):
     check_records: str | None
     readers: int | None
     lookahead: str | None
+    sequences: int | None
+    prefix_cache_mib: int | None
     data_dir: str | os.PathLike[str] | None
 
 

@@ -223,6 +223,7 @@ class AttentionState(Generic[A]):
     index_keys: A
     block_keys: A
     length: int = 0
+    block: int = 1
 
 
 @dataclass(slots=True)

@@ -45,6 +45,8 @@ def test_defaults(home):
         "check_records": "first",
         "readers": 0,
         "lookahead": "auto",
+        "sequences": 1,
+        "prefix_cache_mib": 0,
     }
 
 
