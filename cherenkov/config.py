@@ -26,10 +26,12 @@ __all__ = [
     "Origin",
     "Place",
     "Settings",
+    "cache_folder",
     "config_folder",
     "explain",
     "load_settings",
     "places",
+    "prepare_mlx",
     "read_table",
     "server_variables",
 ]
@@ -167,6 +169,22 @@ class Place:
     name: str
     path: Path
     source: str
+
+
+def cache_folder() -> Path:
+    """Where things are kept that can be made again."""
+    home, _ = _base_folder("XDG_CACHE_HOME", ".cache")
+    return home / "cherenkov"
+
+
+def prepare_mlx() -> None:
+    """Set what MLX reads from the environment when it starts; what the user has set stays.
+
+    Each kernel that reads the pool counts all of it towards a command buffer, which MLX would hand over after
+    every such kernel: by default at 40 to 50 million elements.
+    """
+    os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "1000000")
+    os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "200")
 
 
 def load_settings(**arguments: object) -> Settings:

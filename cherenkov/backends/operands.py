@@ -311,6 +311,12 @@ class ExpertPool:
         """How many records fit."""
         return len(self.memory)
 
+    def landed(self, slot: int) -> None:
+        """A record lies in `memory[slot]`. Nothing to do where kernels read that memory."""
+
+    def settle(self) -> None:
+        """Wait until all that has landed is where kernels read it."""
+
 
 class Arrivals(Protocol):
     """What `ExpertStore.acquire` hands to `experts`: the pool, and waves of experts as they come within reach.
