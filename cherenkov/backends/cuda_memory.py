@@ -126,9 +126,7 @@ class CudaPool(Pool):
         self._runtime.wait(self._streams[at])
         row = self.memory[slot]
         ctypes.memmove(self._ring[at], row.ctypes.data, stride)
-        self._runtime.copy(
-            self._address + slot * stride, self._ring[at], stride, self._streams[at]
-        )
+        self._runtime.copy(self._address + slot * stride, self._ring[at], stride, self._streams[at])
         self._host.madvise(mmap.MADV_DONTNEED, slot * stride, stride)
 
     @override

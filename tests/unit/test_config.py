@@ -47,6 +47,7 @@ def test_defaults(home):
         "lookahead": "auto",
         "sequences": 1,
         "prefix_cache_mib": 0,
+        "memory_gb": None,
     }
 
 
