@@ -31,6 +31,7 @@ __all__ = [
     "demand_of",
     "gigabytes",
     "make_plan",
+    "memory_of",
     "smallest_plan",
 ]
 
@@ -289,6 +290,16 @@ def available_memory(root: Path = Path("/")) -> Memory:
         return _darwin_memory()
     found = (_machine_memory(root), _group_memory(root), _limited_memory(root))
     return min((m for m in found if m is not None), key=lambda m: m.available_bytes)
+
+
+def memory_of(backend: Backend[Any, Any], machine: Memory) -> Memory:
+    """Memory that a model on a backend can take now: the machine's, or that of the backend's device."""
+    device = backend.working_set_bytes
+    if device is None:
+        return machine
+    if sys.platform == "darwin":  # the GPU's is a share of the machine's
+        return Memory(machine.total_bytes, min(device, machine.available_bytes), "the GPU")
+    return Memory(device, device, "the GPU")
 
 
 def _machine_memory(root: Path) -> Memory:

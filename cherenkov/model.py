@@ -12,7 +12,7 @@ from cherenkov.architectures import family_of
 from cherenkov.assembly import Streaming, describe, loaded_of, open_experts, text_folder
 from cherenkov.backends import create
 from cherenkov.backends.base import Backend, Options
-from cherenkov.budget import available_memory, demand_of, make_plan
+from cherenkov.budget import available_memory, demand_of, make_plan, memory_of
 from cherenkov.chat.options import Settings
 from cherenkov.chat.replies import Reply, Run, reply_of
 from cherenkov.chat.responder import Responder, Stopwatch
@@ -140,7 +140,7 @@ class Model:
         try:
             plan = make_plan(
                 demand_of(store.config, store.manifest, made),
-                available_memory(),
+                memory_of(made, available_memory()),
                 context_tokens=settings.context_tokens,
                 pool=settings.pool,
             )

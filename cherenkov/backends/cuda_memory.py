@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -126,9 +126,7 @@ class CudaPool(Pool):
         self._runtime.wait(self._streams[at])
         row = self.memory[slot]
         ctypes.memmove(self._ring[at], row.ctypes.data, stride)
-        self._runtime.copy(
-            self._address + slot * stride, self._ring[at], stride, self._streams[at]
-        )
+        self._runtime.copy(self._address + slot * stride, self._ring[at], stride, self._streams[at])
         self._host.madvise(mmap.MADV_DONTNEED, slot * stride, stride)
 
     @override
@@ -139,7 +137,7 @@ class CudaPool(Pool):
 
 def _address_of(array: mx.array) -> int:
     """Where an array lies in the GPU's memory."""
-    made = mx.fast.cuda_kernel(
+    made: Any = mx.fast.cuda_kernel(
         name="address",
         input_names=["data"],
         output_names=["address"],
