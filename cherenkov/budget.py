@@ -31,6 +31,7 @@ __all__ = [
     "demand_of",
     "gigabytes",
     "make_plan",
+    "memory_of",
     "smallest_plan",
     "within",
 ]
@@ -325,6 +326,16 @@ def within(memory: Memory, limit_gb: float | None) -> Memory:
     if limit_gb is None or limit_gb * GB >= memory.available_bytes:
         return memory
     return Memory(memory.total_bytes, round(limit_gb * GB), "the limit that was set (memory_gb)")
+
+
+def memory_of(backend: Backend[Any, Any], machine: Memory) -> Memory:
+    """Memory that a model on a backend can take now: the machine's, or that of the backend's device."""
+    device = backend.working_set_bytes
+    if device is None:
+        return machine
+    if sys.platform == "darwin":  # the GPU's is a share of the machine's
+        return Memory(machine.total_bytes, min(device, machine.available_bytes), "the GPU")
+    return Memory(device, device, "the GPU")
 
 
 def _machine_memory(root: Path) -> Memory:

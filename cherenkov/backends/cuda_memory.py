@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -137,7 +137,7 @@ class CudaPool(Pool):
 
 def _address_of(array: mx.array) -> int:
     """Where an array lies in the GPU's memory."""
-    made = mx.fast.cuda_kernel(
+    made: Any = mx.fast.cuda_kernel(
         name="address",
         input_names=["data"],
         output_names=["address"],
