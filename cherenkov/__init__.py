@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from cherenkov.chat.session import Session
+    from cherenkov.engine import Engine
     from cherenkov.errors import CherenkovError
     from cherenkov.experts.store import ExpertStore
     from cherenkov.inspection import inspect
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CherenkovError",
+    "Engine",
     "ExpertStore",
     "Finished",
     "Model",
@@ -52,6 +54,7 @@ __all__ = [
 
 _HOME = {
     "CherenkovError": "cherenkov.errors",
+    "Engine": "cherenkov.engine",
     "ExpertStore": "cherenkov.experts.store",
     "Finished": "cherenkov.chat.replies",
     "Model": "cherenkov.model",

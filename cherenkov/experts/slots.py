@@ -56,6 +56,7 @@ class Slots:
         policy: decides which slots to empty.
         stats: where to count.
         tell: called before the policy is asked, to tell it of all uses.
+        landed: told the slot of each record that has landed, before anything else learns of it.
 
     Only the thread that owns the store calls this. A slot that a read is under way into is never a victim; it holds
     its record from the moment that `land` reports it.
@@ -80,6 +81,7 @@ class Slots:
         policy: Policy,
         stats: ExpertStats,
         tell: Callable[[], None],
+        landed: Callable[[int], None],
     ) -> None:
         self.table: Ids = np.full((layers, experts), NOTHING, dtype=np.int32)
         self._slot_of = self.table.reshape(-1)
@@ -92,6 +94,7 @@ class Slots:
         self._policy = policy
         self._stats = stats
         self._tell = tell
+        self._landed = landed
         self._reads: Reads | None = None
         self._awaiting: dict[int, Coming] = {}  # by slot
         self._ranked: deque[int] = deque()  # what the policy would empty next, and
@@ -185,6 +188,7 @@ class Slots:
         self.table.fill(NOTHING)
         self.record_in.fill(NOTHING)
         self._memory = self._memory[:0].copy()  # a view would keep all of it
+        self._landed = _nobody
 
     def _pick(self, count: int, kept: list[int]) -> list[int]:
         """Up to `count` of the ranked slots that may be emptied now."""
@@ -215,6 +219,7 @@ class Slots:
             coming.kind.failed += 1
             self._policy.left(slot)
             return coming
+        self._landed(slot)
         coming.kind.completed += 1
         coming.kind.completed_bytes += size
         self._stats.read_bytes += size
@@ -254,3 +259,7 @@ class Slots:
         for required in (True, False):
             again = [c for c in self._awaiting.values() if c.required is required]
             begin(reads, [c.record for c in again], [c.slot for c in again], required=required)
+
+
+def _nobody(_slot: int) -> None:
+    """Nobody is told any more."""

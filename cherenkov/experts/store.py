@@ -79,7 +79,14 @@ class ExpertStore:
         self._reader = reader
         self._policy = policy(pool.slots, layers, experts)
         self._slots = Slots(
-            pool.memory, reader, layers, experts, self._policy, self.stats, self._settle
+            pool.memory,
+            reader,
+            layers,
+            experts,
+            self._policy,
+            self.stats,
+            self._settle,
+            pool.landed,
         )
         self._counts = ExpertCounts(layers, experts)
         self._uses: list[tuple[int, Ids]] = []  # not told to the policy yet; see `_settle`
