@@ -69,7 +69,14 @@ class Demand:
     stride_bytes: int
     records: int
     cache_itemsize: int = 4
-    delta_chunk: int = 0
+    delta_kept: int = 0
+    most_back: int = 0
+
+    def state_bytes(self, context_tokens: int) -> int:
+        """Memory of one sequence of so many tokens."""
+        return self.sizes.state_bytes(
+            context_tokens, self.cache_itemsize, self.delta_kept, self.most_back
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +125,10 @@ def demand_of(
 ) -> Demand:
     """What a store with this configuration and manifest asks of memory, on a backend or on one that keeps it as it is."""
     # Experts of fewer bits go with the dense weights of the store that they were made from.
-    stored, itemsize, chunk = max(4, manifest.experts.layout.bits), 4, 0
+    stored, itemsize, kept, back = max(4, manifest.experts.layout.bits), 4, 0, 0
     widening = 1.0
     if backend is not None:
-        itemsize, chunk = backend.cache_itemsize, backend.delta_chunk
+        itemsize, kept, back = backend.cache_itemsize, backend.delta_kept, backend.most_back
         widening = (backend.matrix_bits or stored) / stored
     return Demand(
         sizes=family_of(config).sizes(config),
@@ -130,7 +137,8 @@ def demand_of(
         stride_bytes=manifest.experts.layout.stride_bytes,
         records=manifest.experts.records,
         cache_itemsize=itemsize,
-        delta_chunk=chunk,
+        delta_kept=kept,
+        most_back=back,
     )
 
 
@@ -225,7 +233,7 @@ def _assemble(
     return Plan(
         dense_bytes=demand.dense_bytes,
         ngram_bytes=demand.ngram_bytes,
-        state_bytes=demand.sizes.state_bytes(context, demand.cache_itemsize, demand.delta_chunk),
+        state_bytes=demand.state_bytes(context),
         scratch_bytes=rows * demand.sizes.row_scratch_bytes + demand.sizes.vocab * 16,
         pool_bytes=slots * demand.stride_bytes,
         working_bytes=_WORKING_BYTES,

@@ -92,7 +92,9 @@ class Sizes:
         top_k: experts a token uses in a layer.
         fixed_state_bytes: state of a sequence that does not grow.
         delta_position_bytes: what each position adds that a backend keeps beside its recurrent matrices
-            (`Backend.delta_chunk` of them).
+            (`Backend.delta_kept` of them).
+        back_position_bytes: what each position adds that a backend can go back, to the histories of convolutions
+            (`Backend.most_back` of them).
         token_state_elements: cache elements that each token of context adds.
         row_scratch_bytes: transient memory that each row of a step needs.
     """
@@ -103,13 +105,17 @@ class Sizes:
     top_k: int
     fixed_state_bytes: int
     delta_position_bytes: int
+    back_position_bytes: int
     token_state_elements: float
     row_scratch_bytes: int
 
-    def state_bytes(self, context_tokens: int, cache_itemsize: int, delta_chunk: int) -> int:
+    def state_bytes(
+        self, context_tokens: int, cache_itemsize: int, delta_kept: int, most_back: int
+    ) -> int:
         """Memory of one sequence of `context_tokens`, on a backend with these attributes."""
         growing = int(self.token_state_elements * context_tokens * cache_itemsize)
-        return self.fixed_state_bytes + delta_chunk * self.delta_position_bytes + growing
+        back = most_back * self.back_position_bytes
+        return self.fixed_state_bytes + delta_kept * self.delta_position_bytes + back + growing
 
 
 class Family(Protocol):

@@ -122,7 +122,13 @@ class Backend(ABC, Generic[M, A]):
     cache_itemsize: int = 4
     """Bytes per element of what `cache` allocates."""
     delta_chunk: int = 0
-    """Positions that a `DeltaState` keeps beside its matrix."""
+    """Positions between two foldings of a `DeltaState`; 0 for a matrix that every position changes."""
+    most_back: int = 0
+    """Rows that can be taken back. A call of at most `most_back + 1` rows leaves states that go on from any position after
+    its first row: a span that begins there, whatever came behind it, gives the bits of a sequence that never had it. Where
+    this is 0, a state has to be copied before, and the rows that stay run again."""
+    rows_alike: bool = False
+    """A row's bits do not depend on the other rows of a call: with drafts and without, the answer is the same."""
     matrix_bits: int | None = None
     """Width at which placed matrices stay in memory; None for the width they are stored at."""
 
@@ -160,12 +166,17 @@ class Backend(ABC, Generic[M, A]):
     def copy(self, array: A) -> A:
         """An independent copy."""
 
+    @property
+    def delta_kept(self) -> int:
+        """Positions that a `DeltaState` has room for beside its matrix: those of a chunk, and those that may be taken back."""
+        return self.delta_chunk + self.most_back if self.delta_chunk else 0
+
     def delta_state(self, w: DeltaNet[M, A]) -> DeltaState[A]:
         """The state of a DeltaNet layer before the first token."""
         keys, values = w.key_heads * w.key_dim, w.value_heads * w.value_dim
-        pending = self.delta_chunk * (keys + values + w.value_heads)
+        pending = self.delta_kept * (keys + values + w.value_heads)
         return DeltaState(
-            history=self.zeros((w.taps - 1, 2 * keys + values)),
+            history=self.zeros((self._behind(w.taps - 1), 2 * keys + values)),
             matrix=self.zeros((w.value_heads, w.key_dim, w.value_dim)),
             pending=self.zeros((pending,)) if pending else None,
         )
@@ -173,6 +184,29 @@ class Backend(ABC, Generic[M, A]):
     @abstractmethod
     def settled(self, w: DeltaNet[M, A], state: DeltaState[A], position: int) -> A:
         """The recurrent matrix `[Hv, dk, dv]` as of `position`, the next token's. A copy; the state stays as it is."""
+
+    def ple_state(self, past: int, width: int) -> PleState[A]:
+        """The state of a layer with n-gram features before the first token: its convolution looks `past` positions back."""
+        return PleState(self.zeros((self._behind(past), width)))
+
+    def behind(self, state: DeltaState[A] | PleState[A], position: int) -> A:
+        """The last convolution inputs as of `position`, the next token's, oldest first. A copy; for a look at a state."""
+        del position
+        return self.copy(state.history)
+
+    def _behind(self, past: int) -> int:
+        """Rows of a history whose convolution looks `past` positions back."""
+        return past + self.most_back if past else 0
+
+    def take(self, array: A, rows: Sequence[int]) -> A:
+        """Rows of a residual, in the order given. May share memory with it."""
+        return self.array(self.host(array)[np.asarray(rows, dtype=np.intp)])
+
+    def stack(self, arrays: Sequence[A]) -> A:
+        """Residuals of several calls, one after the other. May be the only one itself."""
+        if len(arrays) == 1:
+            return arrays[0]
+        return self.array(np.concatenate([self.host(array) for array in arrays]))
 
     @abstractmethod
     def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:

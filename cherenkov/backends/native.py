@@ -140,6 +140,8 @@ class Native(Backend[Matrix, Floats]):
 
     name = "native"
     delta_chunk = 0 if _MISSING else _native.delta_chunk
+    most_back = 0 if _MISSING else _native.most_back
+    rows_alike = True
 
     def __init__(self, options: Options | None = None) -> None:
         options = options or Options()
@@ -205,6 +207,19 @@ class Native(Backend[Matrix, Floats]):
             self._describe(w, describe.delta_weights), position, state.pending, matrix
         )
         return matrix
+
+    @override
+    def behind(self, state: DeltaState[Floats] | PleState[Floats], position: int) -> Floats:
+        rows = len(state.history)  # position p is in row p % rows
+        last = np.arange(position - rows + self.most_back, position) if rows else np.arange(0)
+        return state.history[last % max(rows, 1)]
+
+    @override
+    def take(self, array: Floats, rows: Sequence[int]) -> Floats:
+        first, count = rows[0], len(rows)
+        if rows[-1] - first == count - 1 and list(rows) == list(range(first, first + count)):
+            return array[first : first + count]
+        return array[np.asarray(rows, dtype=np.intp)]
 
     @override
     def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:

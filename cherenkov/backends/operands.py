@@ -205,8 +205,11 @@ class DeltaState(Generic[A]):
 
     A backend that works in chunks of `Backend.delta_chunk` positions folds a chunk into `matrix` when the next one
     begins. Until then `pending` holds what its positions did, in an order of the backend's choice:
-    `delta_chunk * (Hk*dk + Hv*(dv+1))` numbers, of which the span's position says how many count. `Backend.settled`
+    `delta_kept * (Hk*dk + Hv*(dv+1))` numbers, of which the span's position says how many count. `Backend.settled`
     gives the matrix as of now.
+
+    A backend that can go back (`Backend.most_back`) has so many more rows in `history`, in an order of its choice;
+    `Backend.behind` gives those that count.
     """
 
     history: A
@@ -227,7 +230,7 @@ class AttentionState(Generic[A]):
 
 @dataclass(slots=True)
 class PleState(Generic[A]):
-    """`history` `[(taps-1)*dilation, S*D]`: the last normalised values, oldest first."""
+    """`history` `[(taps-1)*dilation, S*D]`: the last normalised values, oldest first; see `DeltaState` on going back."""
 
     history: A
 

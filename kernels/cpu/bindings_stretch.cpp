@@ -16,7 +16,7 @@ DeltaState delta_state(const DeltaNet& w, nb::handle state) {
     const auto history = state_of<Out<2>>(state, "history", op);
     const auto matrix = state_of<Out<3>>(state, "matrix", op);
     const auto pending = state_of<Out<1>>(state, "pending", op);
-    need(has_shape(history, {w.conv.taps - 1, w.conv.channels}) &&
+    need(has_shape(history, {Ring::rows(w.conv.taps - 1), w.conv.channels}) &&
              has_shape(matrix, {w.value_heads, w.key_dim, w.value_dim}) &&
              has_shape(pending, {static_cast<int>(pending_size(w))}),
          op, "a state does not have the layer's shape");
@@ -25,7 +25,7 @@ DeltaState delta_state(const DeltaNet& w, nb::handle state) {
 
 float* ple_state(const Ple& w, nb::handle state) {
     const auto history = state_of<Out<2>>(state, "history", "ple");
-    need(has_shape(history, {w.conv.taps == 1 ? 0 : times(w.conv.taps - 1, w.dilation), w.conv.channels}), "ple",
+    need(has_shape(history, {w.conv.taps == 1 ? 0 : times(w.conv.taps - 1, w.dilation) + most_back, w.conv.channels}), "ple",
          "a state does not have the layer's shape");
     return history.data();
 }

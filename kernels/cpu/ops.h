@@ -3,6 +3,8 @@
 //
 // Letters: R rows, D hidden, S streams, V vocabulary, E experts, K chosen experts, H heads.
 #pragma once
+#include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "engine.h"
@@ -43,13 +45,42 @@ void read_residual(Engine&, const GatedResidual&, const float* wide, int rows, f
 // wide += gain x block, in place.
 void inject(Engine&, float* wide, const float* block, const float* gain, int rows, int streams, int hidden);
 
+// Rows can be taken back: a call of at most most_back + 1 rows leaves a state that the next call may go on with at any
+// position from the call's second row on, as if the rows from there had not been. Only the position tells.
+constexpr int most_back = 3;
+
+// The inputs of a causal convolution that lie behind, a row of `width` in slot position % rows. Rows before the first
+// position are zero: no position that is at hand together with them uses their slots.
+struct Ring {
+    float* memory;  // [rows(past), width]
+    int past;       // positions that a convolution looks back
+    size_t width;
+    Ring(float* memory_, int past_, size_t width_) : memory(memory_), past(past_), width(width_) {}
+    static int rows(int past) { return past == 0 ? 0 : past + most_back; }
+    float* slot(int position) const {
+        const int n = rows(past);
+        return memory + static_cast<size_t>(position < 0 ? position + n : position % n) * width;
+    }
+    // Row `row` of a call that begins at `position`, of those in `now` or, if it is negative, of those behind.
+    const float* at(int position, int row, const float* now) const {
+        return row < 0 ? slot(position + row) : now + static_cast<size_t>(row) * width;
+    }
+    // Keeps columns [first, first + n) of a call's last rows.
+    void keep(int position, int count, const float* now, int first, int n) const {
+        for (int r = std::max(0, count - rows(past)); r < count; r++)
+            std::memcpy(slot(position + r) + first, now + static_cast<size_t>(r) * width + first, static_cast<size_t>(n) * 4);
+    }
+};
+
 constexpr int delta_chunk = 16;  // positions between two folds of a state's matrix
+constexpr int delta_kept = delta_chunk + most_back;
 
 // The matrix is that of the last fold, which the first position of a chunk brings: until then it is as of the chunk
-// before. What the positions since did lies in `pending`: normalised keys [Hk, chunk, dk], changes of values
-// [Hv, chunk, dv] and decays [Hv, chunk], each position in slot position % chunk.
+// before. What the positions since did lies in `pending`: normalised keys [Hk, kept, dk], changes of values
+// [Hv, kept, dv] and decays [Hv, kept], each position in slot position % chunk, or behind the chunk's while the chunk
+// before is not folded yet.
 struct DeltaState {
-    float* history;  // [taps - 1, C]
+    float* history;  // a Ring of C columns, [taps - 1 + most_back, C]
     float* matrix;   // [Hv, dk, dv]
     float* pending;  // [pending_size()]
 };
@@ -100,7 +131,7 @@ struct Ple {
     int dilation, streams, hidden;
     float eps;
 };
-// wide += gated n-gram features, in place; the state is the history [(taps - 1) * dilation, S*D].
+// wide += gated n-gram features, in place; the state is a Ring, [(taps - 1) * dilation + most_back, S*D].
 void ple(Engine&, const Ple&, float* wide, const float* features, int rows, const std::vector<Span<float*>>&);
 
 // x [R, D] -> ids [R, K] by falling score, ties to the lower id; weights [R, K].

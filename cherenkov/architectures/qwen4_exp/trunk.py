@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from cherenkov.backends.base import AttentionState, Backend, Block, Choice, DeltaNet, PleState
+from cherenkov.backends.base import AttentionState, Backend, Block, Choice, DeltaNet
 from cherenkov.experts.lookahead import NextRouter
 from cherenkov.state import Rows, State
 
@@ -136,10 +136,7 @@ class Qwen4Exp(Generic[M, A]):
                 else self._attention_state(context_tokens)
                 for layer in self.weights.layers
             ),
-            ple={
-                i: PleState(self.ops.zeros(((c.ple_taps - 1) * c.ngram, c.wide)))
-                for i in c.ple_layers
-            },
+            ple={i: self.ops.ple_state((c.ple_taps - 1) * c.ngram, c.wide) for i in c.ple_layers},
             draft=self._attention_state(context_tokens) if self.drafts else None,
             context_tokens=context_tokens,
         )
