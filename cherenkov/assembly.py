@@ -11,6 +11,7 @@ from cherenkov.architectures import family_of
 from cherenkov.experts.reader import RecordReader
 from cherenkov.experts.store import ExpertStore
 from cherenkov.lane import Loaded
+from cherenkov.speculation import Speculation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from cherenkov.budget import Plan
     from cherenkov.packing.store import PackedStore
 
-__all__ = ["Streaming", "describe", "loaded_of", "open_experts", "text_folder"]
+__all__ = ["Guessing", "Streaming", "describe", "loaded_of", "open_experts", "text_folder"]
 
 
 def describe(backend: Backend[Any, Any]) -> str:
@@ -34,6 +35,14 @@ class Streaming:
     check: str = "first"
     readers: int = 0
     lookahead: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Guessing:
+    """How tokens are guessed ahead; the settings of these names."""
+
+    speculate: str = "auto"
+    drafts: int = 2
 
 
 def open_experts(
@@ -63,11 +72,25 @@ def open_experts(
 
 
 def loaded_of(
-    store: PackedStore, backend: Backend[Any, Any], experts: ExpertStore, plan: Plan
+    store: PackedStore,
+    backend: Backend[Any, Any],
+    experts: ExpertStore,
+    plan: Plan,
+    guessing: Guessing | None = None,
 ) -> Loaded:
-    """A store's network on a backend."""
+    """A store's network on a backend.
+
+    Raises:
+        ConfigError: drafts are asked of a head that it has not.
+    """
     network = family_of(store.config).build(store, backend, experts)
-    return Loaded(network, backend, plan.context_tokens, plan.chunk_rows)
+    how = guessing or Guessing("off")
+    try:
+        speculation = Speculation(network, backend, how.speculate, how.drafts)
+    except BaseException:
+        network.close()
+        raise
+    return Loaded(network, backend, plan.context_tokens, plan.chunk_rows, speculation)
 
 
 def text_folder(store: PackedStore) -> Path:

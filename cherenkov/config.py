@@ -51,8 +51,12 @@ class Settings(BaseModel):
     """Experts that are read from disk at a time; 0 for the library's choice."""
     lookahead: Literal["auto", "on", "off"] = "auto"
     """Read what the next layer will likely need: while that is faster, always, or never."""
+    drafts: int = Field(default=2, ge=0, le=3)
+    """Tokens to guess ahead in a step, at most."""
+    speculate: Literal["auto", "mtp", "ngram", "off"] = "auto"
+    """Guess with the model's draft head, from the text so far, whichever promises more, or not at all."""
 
-    @field_validator("threads", "readers", "context_tokens", "experts", mode="before")
+    @field_validator("threads", "readers", "context_tokens", "experts", "drafts", mode="before")
     @classmethod
     def _not_a_truth_value(cls, value: object) -> object:
         if isinstance(value, bool):
@@ -99,6 +103,9 @@ class ModelOptions(TypedDict, total=False):
     check_records: compare the checksum of a record that is read: `first` time, `always`, `never`.
     readers: experts that are read from disk at a time, 1 to 8.
     lookahead: read what the next layer will likely need: `auto` (while that is faster), `on`, `off`.
+    drafts: tokens to guess ahead in a step, at most: 0 to 3. They change nothing in what is said.
+    speculate: guess with the model's draft head (`mtp`), from the text so far (`ngram`), whichever promises more
+        (`auto`), or not at all (`off`).
     """
 
     backend: str
@@ -111,6 +118,8 @@ class ModelOptions(TypedDict, total=False):
     check_records: str | None
     readers: int | None
     lookahead: str | None
+    drafts: int | None
+    speculate: str | None
     data_dir: str | os.PathLike[str] | None
 
 

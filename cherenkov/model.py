@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from typing_extensions import override
 
 from cherenkov.architectures import family_of
-from cherenkov.assembly import Streaming, describe, loaded_of, open_experts, text_folder
+from cherenkov.assembly import Guessing, Streaming, describe, loaded_of, open_experts, text_folder
 from cherenkov.backends import create
 from cherenkov.backends.base import Backend, Options
 from cherenkov.budget import available_memory, demand_of, make_plan
@@ -76,6 +76,7 @@ class Model:
         *,
         plan: Plan,
         streaming: Streaming | None = None,
+        guessing: Guessing | None = None,
     ) -> None:
         self.path = store.path
         self.plan = plan
@@ -88,7 +89,7 @@ class Model:
         self._backend_name = describe(backend)
         self.experts = open_experts(store, backend, plan.slots, self._streaming)
         try:
-            self._loaded = loaded_of(store, backend, self.experts, plan)
+            self._loaded = loaded_of(store, backend, self.experts, plan, guessing)
         except BaseException:
             self.experts.close()
             raise
@@ -145,7 +146,8 @@ class Model:
                 pool=settings.pool,
             )
             streaming = Streaming(settings.check_records, settings.readers, settings.lookahead)
-            return cls(store, made, plan=plan, streaming=streaming)
+            guessing = Guessing(settings.speculate, settings.drafts)
+            return cls(store, made, plan=plan, streaming=streaming, guessing=guessing)
         except BaseException:
             made.close()
             raise

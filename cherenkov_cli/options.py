@@ -32,6 +32,8 @@ _ENGINE = (
     click.option("--experts", type=int, metavar="BITS", help="3 or 2: experts that prepare made."),
     click.option("--precision", metavar="NAME", help="Of activations: float32, bf16, int16, int8."),
     click.option("--cpu-isa", metavar="NAME", help="avx512_bf16, avx512_vnni, avx2 or portable."),
+    click.option("--drafts", type=int, metavar="N", help="Tokens to guess ahead, at most 3."),
+    click.option("--speculate", metavar="HOW", help="auto, mtp, ngram or off: who guesses."),
     click.option("--quiet", "-q", is_flag=True, help="No timings, progress or notes."),
 )
 _SAMPLING = (
@@ -60,6 +62,8 @@ _SETTINGS = {
     "threads": "threads",
     "precision": "precision",
     "cpu_isa": "isa",
+    "drafts": "drafts",
+    "speculate": "speculate",
 }
 
 

@@ -14,7 +14,7 @@ from cherenkov.errors import UnsupportedModel
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cherenkov.backends.base import Backend
+    from cherenkov.backends.base import Backend, Ids
     from cherenkov.checkpoint.inventory import Inventory
     from cherenkov.experts.rows import RowTable
     from cherenkov.experts.store import ExpertStore
@@ -47,6 +47,10 @@ class Network(Protocol[A]):
         """There is a draft head."""
 
     @property
+    def read_bytes(self) -> int:
+        """Bytes of experts that were read so far."""
+
+    @property
     def tables(self) -> Mapping[int, RowTable]:
         """The n-gram table of each layer that has one."""
 
@@ -76,6 +80,9 @@ class Network(Protocol[A]):
 
     def draft_logits(self, wide: A, rows: Sequence[int]) -> A:
         """Logits `[len(rows), V]` of the draft head's residual."""
+
+    def draft_tokens(self, wide: A, rows: Sequence[int]) -> Ids:
+        """The most likely token of each of these rows of the draft head's residual, `[len(rows)]`."""
 
     def close(self) -> None:
         """Close what the network holds open."""

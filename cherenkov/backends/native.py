@@ -20,8 +20,6 @@ one thread.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,14 +54,13 @@ from cherenkov.backends.base import (
     SparseAttention,
     Stretch,
 )
+from cherenkov.backends.huge_pages import huge_pages
 from cherenkov.backends.native_weights import Matrix
 from cherenkov.errors import BackendError, CapacityError
 from cherenkov.processors import processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from cherenkov.checkpoint.affine import HostMatrix
     from cherenkov.packing.layout import ExpertLayout
@@ -223,7 +220,7 @@ class Native(Backend[Matrix, Floats]):
 
     @override
     def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:
-        memory = _huge_pages(slots * layout.stride_bytes)
+        memory = huge_pages(slots * layout.stride_bytes)
         return ExpertPool(layout, memory.reshape(slots, layout.stride_bytes))
 
     # operations
@@ -497,19 +494,3 @@ def _advance(blocks: Sequence[Block[Matrix, Floats]], span: Span[Memory[Floats]]
 def _lengthen(spans: Sequence[Span[AttentionState[Floats]]]) -> None:
     for s in spans:
         s.state.length = s.position + s.stop - s.start
-
-
-def _huge_pages(size_bytes: int) -> NDArray[np.uint8]:
-    """Zeroed memory, page-aligned, in huge pages where the system has them to give."""
-    try:
-        # Private: of shared memory, huge pages are another setting of the system, and off as a rule.
-        memory = mmap.mmap(-1, max(size_bytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError, OverflowError) as error:
-        raise CapacityError(
-            f"cannot reserve {size_bytes} bytes for experts: {error}; choose a smaller pool",
-            asked_bytes=size_bytes,
-        ) from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # only a hint, which some kernels do not know
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype=np.uint8, count=size_bytes)

@@ -66,7 +66,7 @@ def arrays(tokens=(), *, draft=True):
         return np.full((2, 3), float(value))
 
     attention = AttentionState(full(1), full(2), full(3), full(4), length=5)
-    head = AttentionState(full(5), full(6), full(7), full(8), length=2) if draft else None
+    head = AttentionState(full(5), full(6), full(7), full(8), length=1) if draft else None
     return State(
         (DeltaState(full(9), full(10)), attention), {0: PleState(full(11))}, head, 99, list(tokens)
     )

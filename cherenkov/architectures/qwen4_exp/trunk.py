@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from cherenkov.backends.base import AttentionState, Backend, Block, Choice, DeltaNet
+from cherenkov.backends.base import AttentionState, Backend, Block, Choice, DeltaNet, Ids
 from cherenkov.experts.lookahead import NextRouter
 from cherenkov.state import Rows, State
 
@@ -66,6 +66,11 @@ class Qwen4Exp(Generic[M, A]):
         """There is a draft head."""
         return self.weights.draft is not None
 
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of experts that were read so far."""
+        return self.experts.stats.read_bytes
+
     def forward(
         self,
         rows: Rows[A],
@@ -94,7 +99,7 @@ class Qwen4Exp(Generic[M, A]):
             if observe is not None:
                 observe(f"layer {at - 1}", wide)
         self.experts.end_step()
-        rows.commit()
+        rows.commit(self.ops.most_back)
         return wide
 
     def logits(self, wide: A, rows: Sequence[int]) -> A:
@@ -125,6 +130,11 @@ class Qwen4Exp(Generic[M, A]):
         """Logits `[len(rows), V]` of the draft head's residual."""
         assert self.weights.draft is not None
         return self.ops.logits(self.weights.draft.head, wide, rows)
+
+    def draft_tokens(self, wide: A, rows: Sequence[int]) -> Ids:
+        """The most likely token of each of these rows of the draft head's residual, `[len(rows)]`."""
+        assert self.weights.draft is not None
+        return self.ops.argmax(self.weights.draft.head, wide, rows)
 
     def new_state(self, context_tokens: int) -> State[A]:
         """An empty sequence that can grow to `context_tokens`."""
