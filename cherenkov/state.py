@@ -46,6 +46,15 @@ class Snapshot(Generic[A]):
 
 
 @dataclass(slots=True)
+class HeadMemory(Generic[A]):
+    """The draft head's memory as a backend's `Memory`: one layer, without n-gram features."""
+
+    layers: tuple[AttentionState[A]]
+    ple: dict[int, PleState[A]] = field(default_factory=dict)
+    bound: object = None
+
+
+@dataclass(slots=True)
 class State(Generic[A]):
     """One sequence. `layers` holds each trunk layer's state; `ple` and `draft` that of the parts beside it.
 
@@ -61,11 +70,20 @@ class State(Generic[A]):
     bound: object = field(default=None, compare=False, repr=False)
     trail: Trail[A] = field(default_factory=Trail, compare=False, repr=False)
     settled: int = 0
+    _head: HeadMemory[A] | None = field(default=None, compare=False, repr=False)
 
     @property
     def position(self) -> int:
         """Position of the next token."""
         return len(self.tokens)
+
+    @property
+    def head(self) -> HeadMemory[A]:
+        """The draft head's memory."""
+        if self._head is None:
+            assert self.draft is not None
+            self._head = HeadMemory((self.draft,))
+        return self._head
 
     @property
     def draft_position(self) -> int:
@@ -198,13 +216,9 @@ class Rows(Generic[A]):
         """The segments, with their sequences' memory of every layer."""
         return [Span(s.start, s.stop, s.state.position, s.state) for s in self.segments]
 
-    def draft(self) -> list[Span[AttentionState[A]]]:
-        """The segments, with the draft head's state; its positions are its own."""
-        spans = []
-        for s in self.segments:
-            assert s.state.draft is not None
-            spans.append(Span(s.start, s.stop, s.state.draft_position, s.state.draft))
-        return spans
+    def draft(self) -> list[Span[HeadMemory[A]]]:
+        """The segments, with the draft head's memory; its positions are its own."""
+        return [Span(s.start, s.stop, s.state.draft_position, s.state.head) for s in self.segments]
 
     def commit(self, most_back: int = 0) -> None:
         """Append the rows' tokens to their sequences, once every layer has seen them.

@@ -349,6 +349,34 @@ class Backend(ABC, Generic[M, A]):
     def fuse(self, w: DraftFuse[M, A], embedding: Embedding[M], tokens: Ids, wide: A) -> A:
         """Residual `[R, S*D]` at positions p and the tokens that follow, to the MTP head's residual `[R, S*D]`."""
 
+    def draft_step(
+        self,
+        w: DraftFuse[M, A],
+        block: Block[M, A],
+        embedding: Embedding[M],
+        tokens: Ids,
+        wide: A,
+        spans: Sequence[Span[Memory[A]]],
+        resident: Resident,  # noqa: ARG002 - as in `stretch`
+    ) -> Stretch[A]:
+        """`fuse`, then the MTP head's only layer, as far as `stretch` would come in it.
+
+        Args:
+            w: the head's entry.
+            block: its layer, with attention.
+            embedding: the trunk's.
+            tokens: those that follow the rows' positions, `[R]`.
+            wide: the residual `[R, S*D]` there, which stays as it is.
+            spans: the rows' sequences; the head's memory of each has one layer.
+            resident: which experts are in memory.
+        """
+        assert not isinstance(block.mixer, DeltaNet), "a draft head has attention"
+        wide = self.fuse(w, embedding, tokens, wide)
+        states = [_attention(s, 0) for s in spans]
+        wide = self.mix_attention(block.mixer_read, block.mixer, wide, states)
+        choice = self.choose(block.moe_read, block.router, wide)
+        return Stretch(wide, np.empty((0, *choice.ids.shape), dtype=np.int32), choice)
+
     @abstractmethod
     def logits(self, w: Head[M, A], wide: A, rows: Sequence[int]) -> A:
         """Logits `[len(rows), V]` of the rows asked for."""

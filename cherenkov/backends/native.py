@@ -156,6 +156,7 @@ class Native(Backend[Matrix, Floats]):
         # Operations describe their weights to the kernels once. Keyed by identity; the values keep the keys alive.
         self._described: dict[int, tuple[object, Any]] = {}
         self._mixtures: list[_native.Mixture] = []  # those that no choice uses
+        self._alone: dict[int, tuple[object, Any]] = {}  # layers that are a trunk of their own
 
     @property
     @override
@@ -170,6 +171,7 @@ class Native(Backend[Matrix, Floats]):
         """Join the threads and free the scratch memory."""
         self._engine.close()
         self._described.clear()
+        self._alone.clear()
         self._mixtures.clear()
 
     # placing
@@ -357,6 +359,48 @@ class Native(Backend[Matrix, Floats]):
     ) -> Stretch[Floats]:
         """Writes into `wide`. Many rows go layer by layer: that costs nothing then, and Ctrl-C is heard in between."""
         layers = reach if len(wide) <= _ROWS_AT_ONE_GO else reach[:1]
+        given = [features.get(i) for i in range(len(blocks))]
+        found = self._run(blocks, layers, wide, spans, given, resident, resident.slot_table)
+        ran = blocks[layers.start : min(layers.start + len(found.ids) + 1, layers.stop)]
+        for s in spans:
+            _advance(ran, s)
+        return found
+
+    @override
+    def draft_step(
+        self,
+        w: DraftFuse[Matrix, Floats],
+        block: Block[Matrix, Floats],
+        embedding: Embedding[Matrix],
+        tokens: Ids,
+        wide: Floats,
+        spans: Sequence[Span[Memory[Floats]]],
+        resident: Resident,
+    ) -> Stretch[Floats]:
+        wide = self.fuse(w, embedding, tokens, wide)
+        try:
+            _, blocks = self._alone[id(block)]
+        except KeyError:
+            _, blocks = self._alone[id(block)] = block, (block,)
+        table = resident.slot_table[block.index :]
+        found = self._run(blocks, range(1), wide, spans, [None], resident, table)
+        for s in spans:
+            state = s.state.layers[0]
+            assert isinstance(state, AttentionState)
+            state.length = s.position + s.stop - s.start
+        return found
+
+    def _run(
+        self,
+        blocks: Sequence[Block[Matrix, Floats]],
+        layers: range,
+        wide: Floats,
+        spans: Sequence[Span[Memory[Floats]]],
+        features: list[Floats | None],
+        resident: Resident,
+        table: Ids,
+    ) -> Stretch[Floats]:
+        """Layers of a trunk until one lacks an expert; `table` tells where theirs are. Writes into `wide`."""
         trunk, pool = self._describe(blocks, self._trunk), resident.pool
         ids = np.empty((len(layers), len(wide), blocks[0].router.top_k), dtype=np.int32)
         mixture = self._memory()
@@ -366,16 +410,13 @@ class Native(Backend[Matrix, Floats]):
             layers.stop,
             [(s.start, s.stop, s.position, self._bound(trunk, blocks, s.state)) for s in spans],
             wide,
-            [features.get(i) for i in range(len(blocks))],
+            features,
             self._describe(pool.layout, describe.expert_record),
             pool.memory,
-            resident.slot_table,
+            table,
             mixture,
             ids,
         )
-        ran = blocks[layers.start : min(layers.start + done + 1, layers.stop)]
-        for s in spans:
-            _advance(ran, s)
         if done < len(layers):
             return Stretch(wide, ids[:done], _Choice(ids[done], mixture))
         self._mixtures.append(mixture)

@@ -54,7 +54,8 @@ def test_the_draft_head_has_a_position_of_its_own():
     draft = AttentionState("k", "v", "i", "b", length=4)
     state = make(range(6), draft)
     (span,) = Rows([(state, [5, 6])]).draft()
-    assert (span.position, span.state) == (4, draft)
+    assert (span.position, span.state.layers) == (4, (draft,))
+    assert Rows([(state, [5])]).draft()[0].state is span.state
     assert state.draft_position == 4
     assert make().draft_position == 0
 

@@ -118,13 +118,14 @@ class Qwen4Exp(Generic[M, A]):
 
         Source: published MTP semantics; transformers has no implementation.
         """
-        ops, head = self.ops, self.weights.draft
+        head, spans = self.weights.draft, rows.draft()
         assert head is not None
-        wide = ops.fuse(head.fuse, self.weights.embedding, rows.tokens, wide)  # [R, S*D]
-        layer = head.layer
-        assert not isinstance(layer.mixer, DeltaNet)
-        wide = ops.mix_attention(layer.mixer_read, layer.mixer, wide, rows.draft())
-        return self._mixture(layer, wide, ops.choose(layer.moe_read, layer.router, wide))
+        embedding, experts = self.weights.embedding, self.experts
+        wide, ids, choice = self.ops.draft_step(
+            head.fuse, head.layer, embedding, rows.tokens, wide, spans, experts
+        )
+        experts.used(head.layer.index, ids)
+        return wide if choice is None else self._mixture(head.layer, wide, choice)
 
     def draft_logits(self, wide: A, rows: Sequence[int]) -> A:
         """Logits `[len(rows), V]` of the draft head's residual."""
