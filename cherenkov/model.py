@@ -131,10 +131,10 @@ class Model:
         settings = load_settings(**given)
         path = locate(selector, on_event, settings.data_dir)
         store = at_precision(PackedStore.open(path), settings.experts)
-        return cls._open(store, settings)
+        return cls._open(store, settings, Streaming.of(store, settings, on_event))
 
     @classmethod
-    def _open(cls, store: PackedStore, settings: Configuration) -> Self:
+    def _open(cls, store: PackedStore, settings: Configuration, streaming: Streaming) -> Self:
         options = Options(settings.threads, settings.precision, settings.isa)
         made = create(settings.backend, options)
         try:
@@ -144,7 +144,6 @@ class Model:
                 context_tokens=settings.context_tokens,
                 pool=settings.pool,
             )
-            streaming = Streaming(settings.check_records, settings.readers, settings.lookahead)
             return cls(store, made, plan=plan, streaming=streaming)
         except BaseException:
             made.close()

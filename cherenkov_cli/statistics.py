@@ -112,6 +112,12 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "hit rate", f"{totals.hit_rate:.1%} ({totals.hits} hits, {totals.misses} misses)"
     yield "read", f"{format_bytes(totals.read_bytes)}, {_each(totals.read_bytes, report.tokens)}"
     yield "waited", f"{format_seconds(totals.stall_s)} with nothing to compute"
+    if totals.cut:
+        yield "cut", f"{totals.cut} misses were left out for their small weight"
+    if len(report.precisions) > 1:
+        for bits, used in report.precisions.items():
+            found = f"{used.hits} hits, {used.misses} misses, {used.reads} reads"
+            yield f"in {bits} bits", f"{found} ({format_bytes(used.read_bytes)})"
     if guesses.predicted:
         yield (
             "predictions",

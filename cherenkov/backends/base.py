@@ -123,6 +123,8 @@ class Backend(ABC, Generic[M, A]):
     """Bytes per element of what `cache` allocates."""
     delta_chunk: int = 0
     """Positions that a `DeltaState` keeps beside its matrix."""
+    approximates: bool = False
+    """Reads the tags of a pool's slots, and leaves out what a wave says (`LEFT_OUT`)."""
     matrix_bits: int | None = None
     """Width at which placed matrices stay in memory; None for the width they are stored at."""
 
@@ -259,6 +261,11 @@ class Backend(ABC, Generic[M, A]):
         """`read_residual`, `route`: the experts that each row of `wide` `[R, S*D]` goes to. The host must see the ids."""
         x, gain = self.read_residual(read, wide)
         return _Routed(x, _present(gain), self.route(router, x))
+
+    def weights(self, choice: Choice) -> Floats:
+        """The weights `[R, K]` of a choice that was not used up yet."""
+        assert isinstance(choice, _Routed)
+        return self.host(choice.routes.weights)
 
     def likely(self, read: GatedResidual[M, A], router: Router[M], wide: A) -> Ids:
         """The ids `[R, K]` that `choose` would give for `wide`, which stays as it is. For guessing a later layer's."""

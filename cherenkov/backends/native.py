@@ -20,8 +20,6 @@ one thread.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,6 +55,7 @@ from cherenkov.backends.base import (
     Stretch,
 )
 from cherenkov.backends.native_weights import Matrix
+from cherenkov.backends.pages import huge_pages
 from cherenkov.errors import BackendError, CapacityError
 from cherenkov.processors import processors
 
@@ -139,6 +138,7 @@ class Native(Backend[Matrix, Floats]):
     """
 
     name = "native"
+    approximates = True
     delta_chunk = 0 if _MISSING else _native.delta_chunk
 
     def __init__(self, options: Options | None = None) -> None:
@@ -208,7 +208,7 @@ class Native(Backend[Matrix, Floats]):
 
     @override
     def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:
-        memory = _huge_pages(slots * layout.stride_bytes)
+        memory = huge_pages(slots * layout.stride_bytes)
         return ExpertPool(layout, memory.reshape(slots, layout.stride_bytes))
 
     # operations
@@ -360,6 +360,7 @@ class Native(Backend[Matrix, Floats]):
             resident.slot_table,
             mixture,
             ids,
+            *self._lower(pool),
         )
         ran = blocks[layers.start : min(layers.start + done + 1, layers.stop)]
         for s in spans:
@@ -405,6 +406,20 @@ class Native(Backend[Matrix, Floats]):
         self._engine.linear(matrix.placed, x, out)
         return out
 
+    @override
+    def weights(self, choice: Choice) -> Floats:
+        assert isinstance(choice, _Choice)
+        weights = np.empty(choice.ids.shape, dtype=np.float32)
+        assert choice.mixture is not None
+        choice.mixture.weights(weights)
+        return weights
+
+    def _lower(self, pool: ExpertPool) -> tuple[_native.Record | None, NDArray[np.uint8] | None]:
+        """The other layout that records may have, and which slots hold such."""
+        if pool.lower is None:
+            return None, None
+        return self._describe(pool.lower, describe.expert_record), pool.tags
+
     def _memory(self) -> _native.Mixture:
         return self._mixtures.pop() if self._mixtures else _native.Mixture()
 
@@ -421,10 +436,10 @@ class Native(Backend[Matrix, Floats]):
             self._describe(pool.layout, describe.expert_record),
             self._describe(shared, describe.shared_weights),
         )
-        complete = False
+        complete, lower = False, self._lower(pool)
         for wave in arrivals:
             complete = compute(
-                mixture, described, record, pool.memory, wave.experts, wave.slots, target
+                mixture, described, record, pool.memory, wave.experts, wave.slots, target, *lower
             )
         if not complete:
             raise BackendError(self.name, "experts", "not every expert arrived")
@@ -482,19 +497,3 @@ def _advance(blocks: Sequence[Block[Matrix, Floats]], span: Span[Memory[Floats]]
 def _lengthen(spans: Sequence[Span[AttentionState[Floats]]]) -> None:
     for s in spans:
         s.state.length = s.position + s.stop - s.start
-
-
-def _huge_pages(size_bytes: int) -> NDArray[np.uint8]:
-    """Zeroed memory, page-aligned, in huge pages where the system has them to give."""
-    try:
-        # Private: of shared memory, huge pages are another setting of the system, and off as a rule.
-        memory = mmap.mmap(-1, max(size_bytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError, OverflowError) as error:
-        raise CapacityError(
-            f"cannot reserve {size_bytes} bytes for experts: {error}; choose a smaller pool",
-            asked_bytes=size_bytes,
-        ) from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # only a hint, which some kernels do not know
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype=np.uint8, count=size_bytes)

@@ -62,6 +62,7 @@ class Totals(_Part):
         read_bytes: bytes of all reads that brought their record.
         read_s: seconds that reader threads spent; reads overlap.
         stall_s: seconds that layers waited with nothing to compute.
+        cut: misses that were left out of the sum (`cut_weak`).
     """
 
     hits: Count
@@ -70,6 +71,7 @@ class Totals(_Part):
     read_bytes: Count
     read_s: Seconds
     stall_s: Seconds
+    cut: Count = 0
 
 
 class Reads(_Part):
@@ -113,7 +115,7 @@ class Precision(_Part):
 
     Attributes:
         hits: experts of this width that were in memory.
-        misses: experts that had to be read in it.
+        misses: experts that had to be read in it, or were left out.
         reads: reads that brought their record, of all kinds.
         read_bytes: bytes of these.
     """
@@ -282,14 +284,13 @@ class Report(_Part):
 
 def report_of(store: ExpertStore, tables: Mapping[int, RowTable]) -> Report:
     """Report on a store and the n-gram tables beside it. To be called by who may use the store."""
-    stats, bits = store.stats, store.pool.layout.bits
-    kinds = (stats.demand, stats.prefill, stats.prediction)
+    stats = store.stats
     return Report(
         kind="cherenkov-experts",
         version=1,
         layers=store.layers,
         experts=store.experts,
-        bits=bits,
+        bits=store.pool.layout.bits,
         record_bytes=store.pool.layout.stride_bytes,
         slots=store.slots,
         resident=store.resident,
@@ -302,14 +303,7 @@ def report_of(store: ExpertStore, tables: Mapping[int, RowTable]) -> Report:
             "prediction": Reads(**asdict(stats.prediction)),
         },
         predictions=_predictions(stats),
-        precisions={
-            str(bits): Precision(
-                hits=stats.hits,
-                misses=stats.misses,
-                reads=sum(kind.completed for kind in kinds),
-                read_bytes=stats.read_bytes,
-            )
-        },
+        precisions=_precisions(store),
         **_counts(store),
         ngrams=[
             Ngrams(layer=layer, on_disk=table.on_disk, **asdict(table.stats))
@@ -317,6 +311,22 @@ def report_of(store: ExpertStore, tables: Mapping[int, RowTable]) -> Report:
         ],
         timeline=_times(store.timeline.points()),
     )
+
+
+def _precisions(store: ExpertStore) -> dict[str, Precision]:
+    """By width: the store's own, and that of misses if it is another."""
+    stats, low = store.stats, store.stats.lower
+    kinds = (stats.demand, stats.prefill, stats.prediction)
+    own = Precision(
+        hits=stats.hits - low.hits,
+        misses=stats.misses - low.misses,
+        reads=sum(kind.completed for kind in kinds) - low.reads,
+        read_bytes=stats.read_bytes - low.read_bytes,
+    )
+    found = {str(store.pool.layout.bits): own}
+    if store.pool.lower is not None:
+        found[str(store.pool.lower.bits)] = Precision(**asdict(low))
+    return found
 
 
 def _totals(stats: ExpertStats) -> Totals:
@@ -327,6 +337,7 @@ def _totals(stats: ExpertStats) -> Totals:
         read_bytes=stats.read_bytes,
         read_s=stats.read_s,
         stall_s=stats.stall_s,
+        cut=stats.cut,
     )
 
 

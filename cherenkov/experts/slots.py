@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from cherenkov.backends.base import Ids
+    from cherenkov.backends.base import ExpertPool, Ids
     from cherenkov.experts.policy import Policy
     from cherenkov.experts.reader import RecordReader
     from cherenkov.experts.reads import Reads
@@ -35,6 +35,7 @@ class Coming:
     Attributes:
         kind: the counters of its kind of reads.
         required: a layer has asked for it.
+        lower: it is read in fewer bits.
         status: what became of the read; see `cherenkov.experts.reads`.
     """
 
@@ -42,6 +43,7 @@ class Coming:
     slot: int
     kind: ReadStats
     required: bool
+    lower: bool = False
     status: int = LANDED
 
 
@@ -49,7 +51,7 @@ class Slots:
     """Records in slots, and reads into slots that were emptied for them.
 
     Args:
-        memory: uint8 `[slots, stride_bytes]`.
+        pool: where the slots are.
         reader: the file.
         layers: record layers.
         experts: experts a layer.
@@ -73,7 +75,7 @@ class Slots:
 
     def __init__(
         self,
-        memory: NDArray[np.uint8],
+        pool: ExpertPool,
         reader: RecordReader,
         layers: int,
         experts: int,
@@ -83,11 +85,12 @@ class Slots:
     ) -> None:
         self.table: Ids = np.full((layers, experts), NOTHING, dtype=np.int32)
         self._slot_of = self.table.reshape(-1)
-        self.record_in: NDArray[np.int64] = np.full(len(memory), NOTHING, dtype=np.int64)
+        self.record_in: NDArray[np.int64] = np.full(pool.slots, NOTHING, dtype=np.int64)
         self.coming: dict[int, Coming] = {}
         self.promised: set[int] = set()
         self.unasked: set[int] = set()
-        self._memory = memory
+        self._memory = pool.memory
+        self._tags = pool.tags
         self._reader = reader
         self._policy = policy
         self._stats = stats
@@ -96,7 +99,7 @@ class Slots:
         self._awaiting: dict[int, Coming] = {}  # by slot
         self._ranked: deque[int] = deque()  # what the policy would empty next, and
         self._spared: set[int] = set()  # what was used since it said so
-        self._settled: NDArray[np.bool_] = np.ones(len(memory), dtype=np.bool_)  # nothing coming
+        self._settled: NDArray[np.bool_] = np.ones(pool.slots, dtype=np.bool_)  # nothing coming
 
     @property
     def ahead(self) -> int:
@@ -126,21 +129,35 @@ class Slots:
             layers = np.arange(first_layer, first_layer + len(ids))[:, None, None]
             self._spared.update(self.table[layers, ids].ravel().tolist())
 
+    def worthy(self, records: list[int], kept: list[int]) -> set[int]:
+        """Those of some missing records that the policy would keep, in slots other than `kept`."""
+        self._tell()
+        allowed = self._settled.copy()
+        allowed[kept] = False
+        admitted, _ = self._policy.admits(np.array(records, dtype=np.int64), allowed)
+        return set(admitted.tolist())
+
     def fetch(
-        self, records: list[int], slots: list[int], kind: ReadStats, *, required: bool
+        self,
+        records: list[int],
+        slots: list[int],
+        kind: ReadStats,
+        *,
+        required: bool,
+        lower: bool = False,
     ) -> None:
-        """Begin to read records into empty slots."""
+        """Begin to read records into empty slots, in fewer bits if so told."""
         reads = self._living()
         for record, slot in zip(records, slots, strict=True):
-            self._awaiting[slot] = Coming(record, slot, kind, required)
+            self._awaiting[slot] = Coming(record, slot, kind, required, lower)
             self._settled[slot] = False
             self.coming[record] = self._awaiting[slot]
             self._policy.arrived(slot, record, predicted=not required)
         if not required:
             self.promised.update(records)
         kind.requested += len(records)
-        kind.requested_bytes += len(records) * self._reader.stride_bytes
-        begin(reads, records, slots, required=required)
+        kind.requested_bytes += len(records) * self._size(lower=lower)
+        begin(reads, records, slots, required=required, lower=lower)
 
     def require(self, records: Collection[int]) -> None:
         """What a prediction has begun, or is waiting to, is asked for now."""
@@ -206,7 +223,8 @@ class Slots:
         self._spared.clear()
 
     def _take(self, slot: int, status: int, seconds: float) -> Coming:
-        coming, size = self._awaiting[slot], self._reader.stride_bytes
+        coming = self._awaiting[slot]
+        size = self._size(lower=coming.lower)
         coming.status = status
         coming.kind.read_s += seconds
         self._stats.read_s += seconds
@@ -218,6 +236,10 @@ class Slots:
         coming.kind.completed += 1
         coming.kind.completed_bytes += size
         self._stats.read_bytes += size
+        if coming.lower:
+            self._stats.lower.reads += 1
+            self._stats.lower.read_bytes += size
+        self._tags[slot] = coming.lower
         self.record_in[slot] = coming.record
         self._slot_of[coming.record] = slot  # last: see the class
         if not coming.required:
@@ -240,6 +262,12 @@ class Slots:
         self._settled[slot] = True
         del self._awaiting[slot]
 
+    def _size(self, *, lower: bool) -> int:
+        """Bytes of a record in the file that it is read from."""
+        reader = self._reader.lower if lower else self._reader
+        assert reader is not None
+        return reader.stride_bytes
+
     def _living(self) -> Reads:
         """Reads with threads of their own: begun at first use, and again in a forked child, with all that was coming."""
         if self._reads is None:
@@ -252,5 +280,10 @@ class Slots:
     def _submit(self, reads: Reads) -> None:
         """Begin all that is coming once more."""
         for required in (True, False):
-            again = [c for c in self._awaiting.values() if c.required is required]
-            begin(reads, [c.record for c in again], [c.slot for c in again], required=required)
+            for lower in (False, True):
+                again = [
+                    c for c in self._awaiting.values() if (c.required, c.lower) == (required, lower)
+                ]
+                records, slots = [c.record for c in again], [c.slot for c in again]
+                if records:
+                    begin(reads, records, slots, required=required, lower=lower)

@@ -117,6 +117,19 @@ struct Record {
     size_t codes[3], scales[3], biases[3];  // of gate, up, down
     Weights matrix(const uint8_t* slot, int which) const;
 };
+// Slots of `record.stride` bytes each. Which of the two layouts the record in a slot has, its tag says: 0 for the first.
+struct Slots {
+    const uint8_t* memory;
+    int count;
+    const Record* record;
+    const Record* lower = nullptr;  // the same expert in fewer bits; without it, there are no tags
+    const uint8_t* tags = nullptr;  // [count]
+    Weights matrix(int slot, int which) const {
+        const Record& layout = lower != nullptr && tags[slot] != 0 ? *lower : *record;
+        return layout.matrix(memory + static_cast<size_t>(slot) * record->stride, which);
+    }
+};
+constexpr int left_out = -2;  // instead of a slot: this expert counts as nothing
 // Experts that are in memory now: experts[i] in slot slots[i].
 struct Wave {
     const int32_t* experts;
@@ -145,7 +158,7 @@ struct Mixture {
 // read_residual, then route.
 void choose(Engine&, const GatedResidual&, const Weights& gate, bool normalise, const float* wide, Mixture&);
 // Outputs of one wave's experts for the rows routed to them. Two regions, which the first wave shares with the shared expert.
-void expert_wave(Engine&, const Record&, const uint8_t* pool, const Wave&, const SharedExpert&, Mixture&);
+void expert_wave(Engine&, const Slots&, const Wave&, const SharedExpert&, Mixture&);
 // Once none is missing: the sum over ranks, in their order, and the shared expert. wide += gain x sum, or without
 // streams, out = sum.
 void finish_mixture(Engine&, Mixture&, float* wide_or_out);
@@ -171,12 +184,11 @@ struct Memory {
     };
     std::vector<Of> layers;
 };
-// Which experts are in memory: table[layer * experts + expert] is the slot, of `slots` many; another number means none.
+// Which experts are in memory: table[layer * experts + expert] is the slot, or a number that is none.
 struct Residency {
-    const Record* record;
-    const uint8_t* pool;
+    Slots slots;
     const int32_t* table;
-    int experts, slots;
+    int experts;
 };
 // Layers [first, last) until one lacks an expert. Keeps its lists from call to call.
 class Stretch {

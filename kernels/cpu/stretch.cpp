@@ -47,10 +47,10 @@ int Stretch::run(Engine& e, const Layer* layers, int first, int last, const std:
         const int32_t* slot_of = here.table + static_cast<size_t>(index) * static_cast<size_t>(here.experts);
         slots_.resize(pairs);
         std::transform(m.ids, m.ids + pairs, slots_.begin(), [&](int32_t id) { return slot_of[id]; });
-        const auto absent = [&](int32_t slot) { return slot < 0 || slot >= here.slots; };
+        const auto absent = [&](int32_t slot) { return slot < 0 || slot >= here.slots.count; };
         if (std::any_of(slots_.begin(), slots_.end(), absent)) return index - first;
         e.scratch.reset();
-        expert_wave(e, *here.record, here.pool, {m.ids, slots_.data(), static_cast<int>(pairs)}, *layer.shared, m);
+        expert_wave(e, here.slots, {m.ids, slots_.data(), static_cast<int>(pairs)}, *layer.shared, m);
         finish_mixture(e, m, wide);
         ids += pairs;
     }

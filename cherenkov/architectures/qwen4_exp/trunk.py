@@ -167,7 +167,8 @@ class Qwen4Exp(Generic[M, A]):
         return features, awaited
 
     def _mixture(self, layer: Block[M, A], wide: A, choice: Choice, *, ahead: bool = False) -> A:
-        with self.experts.acquire(layer.index, choice.ids) as lease:  # finds and pins what is here
+        weights = self.ops.weights(choice) if self.experts.cut_weak else None
+        with self.experts.acquire(layer.index, choice.ids, weights) as lease:  # finds, pins
             if ahead and layer.index + 1 < len(self.weights.layers):
                 following = self.weights.layers[layer.index + 1]
                 self.experts.expect(following.index, self.predict(following, wide))
