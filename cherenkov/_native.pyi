@@ -164,8 +164,18 @@ class Engine:
         ids: Ids,
         lower: Record | None = None,
         tags: NDArray[np.uint8] | None = None,
+        flow: object = None,
         /,
     ) -> int: ...
+    def likely(
+        self,
+        read: GatedResidual,
+        gate: Matrix,
+        normalise: bool,
+        wide: Floats,
+        ids: Ids,
+        /,
+    ) -> None: ...
     def fuse(
         self, w: DraftFuse, table: Matrix, tokens: Ids, wide: Floats, out: Floats, /
     ) -> None: ...
@@ -173,6 +183,40 @@ class Engine:
     def argmax(self, w: Head, wide: Floats, rows: Ids, out: Ids, /) -> None: ...
 
 def xxh3_64(data: NDArray[np.uint8], /) -> int: ...
+
+class Flow:
+    def lend(
+        self,
+        victims: list[int],
+        coming: list[tuple[int, int, bool, bool]],
+        expected: list[tuple[int, list[int]]],
+        ahead: bool,
+        most_ahead: int,
+        lower: bool,
+        /,
+    ) -> None: ...
+    @property
+    def events(self) -> list[tuple[int, int, int, int, float]]: ...
+    @property
+    def expected(self) -> list[tuple[int, list[int]]]: ...
+    @property
+    def counts(self) -> dict[str, Any]: ...
+    @property
+    def missed(self) -> list[int]: ...
+    @property
+    def foreseen(self) -> list[int]: ...
+    @property
+    def victims_used(self) -> int: ...
+
+def flow(
+    reads: Reads,
+    table: Ids,
+    record_in: NDArray[np.int64],
+    tags: NDArray[np.uint8],
+    spared: NDArray[np.uint8],
+    unasked: NDArray[np.uint8],
+    /,
+) -> Flow: ...
 
 class Reads:
     def __init__(

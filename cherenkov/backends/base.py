@@ -295,7 +295,7 @@ class Backend(ABC, Generic[M, A]):
             wide: the residual `[R, S*D]` before the first. May be reused.
             spans: the rows' sequences, each with its memory of all layers, which advances.
             features: n-gram features `[R, P]` of every layer that has any, by index.
-            resident: which experts are in memory. They stay there during the call.
+            resident: which experts are in memory. They stay there during the call, or until a later layer's come.
 
         Returns:
             How far it came. This one stops at the first layer's experts.

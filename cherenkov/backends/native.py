@@ -54,6 +54,7 @@ from cherenkov.backends.base import (
     SparseAttention,
     Stretch,
 )
+from cherenkov.backends.native_states import advance, lengthen
 from cherenkov.backends.native_weights import Matrix
 from cherenkov.backends.pages import huge_pages
 from cherenkov.errors import BackendError, CapacityError
@@ -252,7 +253,7 @@ class Native(Backend[Matrix, Floats]):
     ) -> Floats:
         out = np.empty_like(x)
         self._engine.sparse_attention(self._describe(w, describe.attention_weights), x, spans, out)
-        _lengthen(spans)
+        lengthen(spans)
         return out
 
     @override
@@ -312,7 +313,7 @@ class Native(Backend[Matrix, Floats]):
             self._describe(w, describe.attention_weights),
         )
         self._engine.mix_attention(*described, wide, spans)
-        _lengthen(spans)
+        lengthen(spans)
         return wide
 
     @override
@@ -324,6 +325,15 @@ class Native(Backend[Matrix, Floats]):
         described, gate = self._describe(read, describe.residual_weights), router.gate.placed
         self._engine.choose(described, gate, router.normalise, wide, mixture, ids)
         return _Choice(ids, mixture)
+
+    @override
+    def likely(
+        self, read: GatedResidual[Matrix, Floats], router: Router[Matrix], wide: Floats
+    ) -> Ids:
+        ids = np.empty((len(wide), router.top_k), dtype=np.int32)
+        described = self._describe(read, describe.residual_weights)
+        self._engine.likely(described, router.gate.placed, router.normalise, wide, ids)
+        return ids
 
     @override
     def mixture(
@@ -361,10 +371,11 @@ class Native(Backend[Matrix, Floats]):
             mixture,
             ids,
             *self._lower(pool),
+            resident.flow() if len(wide) <= _ROWS_AT_ONE_GO else None,
         )
         ran = blocks[layers.start : min(layers.start + done + 1, layers.stop)]
         for s in spans:
-            _advance(ran, s)
+            advance(ran, s)
         if done < len(layers):
             return Stretch(wide, ids[:done], _Choice(ids[done], mixture))
         self._mixtures.append(mixture)
@@ -484,16 +495,3 @@ class Native(Backend[Matrix, Floats]):
             described = describe(w)
             self._described[id(w)] = w, described
             return described
-
-
-def _advance(blocks: Sequence[Block[Matrix, Floats]], span: Span[Memory[Floats]]) -> None:
-    """The span's rows are in the caches of these layers now."""
-    for block in blocks:
-        state = span.state.layers[block.index]
-        if isinstance(state, AttentionState):
-            state.length = span.position + span.stop - span.start
-
-
-def _lengthen(spans: Sequence[Span[AttentionState[Floats]]]) -> None:
-    for s in spans:
-        s.state.length = s.position + s.stop - s.start

@@ -349,6 +349,9 @@ class Resident(Protocol):
     def slot_table(self) -> Ids:
         """`[layers, experts]`: the slot an expert is in, -1 if in none."""
 
+    def flow(self) -> object:
+        """What kernels need to bring missing experts themselves, or None; for a backend that knows how."""
+
 
 class Stretch(NamedTuple, Generic[A]):
     """How far a step came without the host.

@@ -93,7 +93,7 @@ class ExpertStore:
         self._noted = 0  # ids in them
         self._expected: dict[int, set[int]] = {}  # records that a prediction named, by layer
         self._lease: Lease | None = None
-        self._stepping = False
+        self._stepping = self._ahead = False
         self._rows = 0
         self.most_ahead = min(_MOST_AHEAD, pool.slots // 4)
         self._trial = Trial(lookahead)
@@ -130,11 +130,22 @@ class ExpertStore:
 
     def begin_step(self, rows: int) -> bool:
         """A step of so many rows begins. Is it worth while to tell what layers will likely ask for (`expect`)?"""
+        self._take_over()
         self._rows = rows
         self._stepping = (
             rows <= MOST_ROWS and self.most_ahead > 0 and self.slots < self.layers * self.experts
         )
-        return self._stepping and self._trial.begin()
+        self._ahead = self._stepping and self._trial.begin()
+        return self._ahead
+
+    def flow(self) -> object:
+        """What a backend needs to go on by itself at layers that lack experts; None if it shall return there."""
+        self._take_over()
+        if not self._stepping or self.cut_weak:
+            return None
+        return self._slots.flow.lend(
+            self._expected, ahead=self._ahead, most_ahead=self.most_ahead, lower=self._mixed
+        )
 
     def end_step(self) -> None:
         """The step is over."""
@@ -150,11 +161,12 @@ class ExpertStore:
         Raises:
             DiskError, CorruptModel: when iterating, if one cannot be read; names it. The store goes on.
         """
+        self._take_over()
         if self._lease is not None:
             self.release(self._lease)
         self._note(layer, ids)
         distinct = _distinct(ids)
-        if self._slots.coming or self._slots.unasked or self._expected:
+        if self._slots.coming or self._expected or self.stats.prediction.requested:
             self._confront(layer, distinct)
         slots = self._slots.table[layer].take(distinct)
         listed = slots.tolist()
@@ -178,6 +190,7 @@ class ExpertStore:
 
         Only so far as slots can be emptied and not too many such reads are under way.
         """
+        self._take_over()
         distinct = _distinct(ids)
         records = (distinct + layer * self.experts).tolist()
         self._slots.promised -= self._expected.get(layer, set())
@@ -200,11 +213,15 @@ class ExpertStore:
         self._slots.fetch(missing, emptied, self.stats.prediction, required=False)
 
     def used(self, first_layer: int, ids: Ids) -> None:
-        """Layers have run on experts in memory, without a lease: int32 `[n, R, K]` of n layers in a row."""
+        """Layers have run without a lease: int32 `[n, R, K]` of n layers in a row, on experts in memory or by a flow."""
+        flowed = self._take_over()
         count, rows, _ = ids.shape
         if not count:
             return
-        if self._slots.unasked or self._expected:
+        if flowed:
+            self._note(first_layer, ids)
+            return
+        if self._expected or self.stats.prediction.requested:
             for i in range(count):
                 self._confront(first_layer + i, _distinct(ids[i]))
         self._note(first_layer, ids)
@@ -217,11 +234,24 @@ class ExpertStore:
 
     def close(self) -> None:
         """Stop reading, close the file, and let go of the pool's memory, also while something still holds the store."""
+        self._take_over()
         self._slots.close()
         self._reader.close()
         lower = self.pool.lower
         self.pool = ExpertPool(self.pool.layout, self.pool.memory[:0].copy())
         self.pool.lower = lower
+
+    def _take_over(self) -> bool:
+        """What a flow did since it was lent what it needs. Was there one?"""
+        gone = self._slots.flow.take_over(self.stats)
+        if gone is None:
+            return False
+        self._expected = gone.expected
+        self.stats.misses += gone.misses
+        self.stats.hits += gone.asks - gone.misses
+        self._counts.note_misses(gone.missed)
+        self._counts.note_predictions(gone.foreseen)
+        return True
 
     # what a lease uses
 
@@ -330,11 +360,10 @@ class ExpertStore:
         """Take over what has landed, and compare what was predicted for a layer with what it asks for."""
         if self._slots.coming:
             self._land(wait=False)
-        asked = set((distinct + layer * self.experts).tolist())
-        if self._slots.unasked:
-            useful = asked & self._slots.unasked
-            self._slots.unasked -= useful
-            self.stats.useful_predictions += len(useful)
+        records = distinct + layer * self.experts
+        asked = set(records.tolist())
+        self.stats.useful_predictions += int(np.count_nonzero(self._slots.unasked[records]))
+        self._slots.unasked[records] = 0
         expected = self._expected.pop(layer, None)
         if expected is None:
             return

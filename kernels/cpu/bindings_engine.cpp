@@ -4,6 +4,7 @@
 #include <mutex>
 #include <new>
 
+#include "bindings_flow.h"
 #include "bindings_stretch.h"
 
 namespace cherenkov::cpu {
@@ -184,6 +185,16 @@ public:
         });
     }
 
+    // The ids that choose() would give; nothing else is kept.
+    void likely(const HeldResidual& read, const Matrix& gate, bool normalise, const Const<2>& wide,
+                const Array<int32_t, 2>& ids) {
+        const int rows = side(wide, 0), top_k = side(ids, 1);
+        need_injecting(read, wide, "likely");
+        need(gate.w.cols == read.w.hidden && side(ids, 0) == rows && top_k > 0 && top_k <= gate.w.rows, "likely",
+             "shapes do not fit");
+        run("likely", [&](Engine& e) { cpu::likely(e, read.w, gate.w, top_k, normalise, wide.data(), rows, ids.data()); });
+    }
+
     // Leaves the rest to expert_wave; the ids also go to `ids`.
     void choose(const HeldResidual& read, const Matrix& gate, bool normalise, const Const<2>& wide, HeldMixture& held,
                 const Array<int32_t, 2>& ids) {
@@ -249,15 +260,16 @@ public:
     int stretch(HeldTrunk& trunk, int first, int last, const nb::sequence& spans, const Out<2>& wide,
                 const nb::sequence& features, const Record& record, const Array<const uint8_t, 2>& pool,
                 const Array<const int32_t, 2>& table, HeldMixture& held, const Array<int32_t, 3>& ids,
-                const Record* lower, const std::optional<Tags>& tags) {
+                const Record* lower, const std::optional<Tags>& tags, HeldFlow* flow) {
         engine("stretch");
         const Busy busy(held);
         const Reach reach = checked_reach(trunk, first, last, spans, wide, features, ids);
         const Residency here = checked_residency(trunk, checked_slots(record, pool, lower, tags, "stretch"), table);
+        if (flow != nullptr) need_flow(*flow, here, "stretch");
         int done = 0;
         run("stretch", [&](Engine& e) {
-            done = trunk.stretch.run(e, trunk.layers.data(), first, last, reach.spans, wide.data(), side(wide, 0),
-                                     reach.features.data(), here, held.mixture, ids.data());
+            done = trunk.stretch.run(e, trunk.layers, first, last, reach.spans, wide.data(), side(wide, 0),
+                                     reach.features.data(), here, flow == nullptr ? nullptr : &flow->flow, held.mixture, ids.data());
         });
         return done;
     }
@@ -343,7 +355,8 @@ void bind_engine(nb::module_& m) {
              arg().noconvert(), arg().noconvert(), arg().none() = nb::none(), arg().noconvert().none() = nb::none())
         .def("stretch", &HeldEngine::stretch, arg(), arg(), arg(), arg(), arg().noconvert(), arg(), arg(),
              arg().noconvert(), arg().noconvert(), arg(), arg().noconvert(), arg().none() = nb::none(),
-             arg().noconvert().none() = nb::none())
+             arg().noconvert().none() = nb::none(), arg().none() = nb::none())
+        .def("likely", &HeldEngine::likely, arg(), arg(), arg(), arg().noconvert(), arg().noconvert())
         .def("fuse", &HeldEngine::fuse, arg(), arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
         .def("logits", &HeldEngine::logits, arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
         .def("argmax", &HeldEngine::argmax, arg(), arg().noconvert(), arg().noconvert(), arg().noconvert());

@@ -174,6 +174,16 @@ void choose(Engine& e, const GatedResidual& read, const Weights& gate, bool norm
     route(e, gate, m.top_k, normalise, m.x, m.rows, m.ids, m.weights);
 }
 
+void likely(Engine& e, const GatedResidual& read, const Weights& gate, int top_k, bool normalise, const float* wide, int rows,
+            int32_t* ids) {
+    const auto r = static_cast<size_t>(rows);
+    float* block = e.scratch.take(r * static_cast<size_t>(read.hidden));
+    float* gain = e.scratch.take(r * static_cast<size_t>(read.streams));
+    float* weights = e.scratch.take(r * static_cast<size_t>(top_k));
+    read_residual(e, read, wide, rows, block, gain);
+    route(e, gate, top_k, normalise, block, rows, ids, weights);
+}
+
 void expert_wave(Engine& e, const Slots& pool, const Wave& wave, const SharedExpert& shared, Mixture& m) {
     const auto hidden = static_cast<size_t>(m.hidden);
     const bool first_wave = !m.begun;

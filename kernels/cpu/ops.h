@@ -157,6 +157,9 @@ struct Mixture {
 };
 // read_residual, then route.
 void choose(Engine&, const GatedResidual&, const Weights& gate, bool normalise, const float* wide, Mixture&);
+// The ids that choose() would give. For guessing a later layer's.
+void likely(Engine&, const GatedResidual&, const Weights& gate, int top_k, bool normalise, const float* wide, int rows,
+            int32_t* ids);
 // Outputs of one wave's experts for the rows routed to them. Two regions, which the first wave shares with the shared expert.
 void expert_wave(Engine&, const Slots&, const Wave&, const SharedExpert&, Mixture&);
 // Once none is missing: the sum over ranks, in their order, and the shared expert. wide += gain x sum, or without
@@ -190,14 +193,15 @@ struct Residency {
     const int32_t* table;
     int experts;
 };
-// Layers [first, last) until one lacks an expert. Keeps its lists from call to call.
+class Flow;
+// Layers [first, last) until one lacks an expert, or with a flow, until it cannot go on. Keeps its lists from call to call.
 class Stretch {
 public:
     // wide [R, S*D] in place; features[i] of layer i, null if it has none; ids [last - first, R, K].
     // Returns how many layers ran whole. If that is not all of them, the next one ran as well, up to its experts: its
     // choice is in `m`, and its ids follow the others'.
-    int run(Engine&, const Layer* layers, int first, int last, const std::vector<Span<const Memory*>>&, float* wide,
-            int rows, const float* const* features, const Residency&, Mixture& m, int32_t* ids);
+    int run(Engine&, const std::vector<Layer>&, int first, int last, const std::vector<Span<const Memory*>>&, float* wide,
+            int rows, const float* const* features, const Residency&, Flow*, Mixture& m, int32_t* ids);
 
 private:
     void mix(Engine&, const Layer&, int index, const std::vector<Span<const Memory*>>&, float* wide, int rows,

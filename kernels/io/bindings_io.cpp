@@ -71,6 +71,7 @@ public:
     void promote(const std::vector<int>& slots) { queue_->promote(slots); }
     std::vector<int> cancel(const std::vector<int>& slots) { return queue_->cancel(slots); }
     int outstanding() { return queue_->outstanding(); }
+    ReadQueue& queue() { return *queue_; }
 
     std::vector<std::tuple<int, int, double>> landed(bool wait) {
         std::vector<Landed> found;
@@ -117,6 +118,8 @@ private:
 };
 
 }  // namespace
+
+ReadQueue& queue_of(nb::handle reads) { return nb::cast<Reads&>(reads).queue(); }
 
 void bind_reads(nb::module_& m) {
     nb::class_<Reads>(m, "Reads", "See cherenkov.experts.reads.")
