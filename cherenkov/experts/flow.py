@@ -70,7 +70,7 @@ class Flow:
 
         Args:
             expected: records that were predicted, by layer.
-            ahead: predict the next layer's experts where one lacks some.
+            ahead: predict the next layer's experts where one lacks some, as `NextRouter` does.
             most_ahead: reads for predictions that may be under way at once.
             lower: read what is missing in fewer bits.
         """

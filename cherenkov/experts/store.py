@@ -93,7 +93,7 @@ class ExpertStore:
         self._noted = 0  # ids in them
         self._expected: dict[int, set[int]] = {}  # records that a prediction named, by layer
         self._lease: Lease | None = None
-        self._stepping = self._ahead = False
+        self._stepping = self._ahead = self._flows = False
         self._rows = 0
         self.most_ahead = min(_MOST_AHEAD, pool.slots // 4)
         self._trial = Trial(lookahead)
@@ -128,10 +128,15 @@ class ExpertStore:
         records = self.layers * self.experts
         return f"<ExpertStore {self.slots} slots for {records} records, {self.resident} in memory>"
 
-    def begin_step(self, rows: int) -> bool:
-        """A step of so many rows begins. Is it worth while to tell what layers will likely ask for (`expect`)?"""
+    def begin_step(self, rows: int, *, flows: bool = True) -> bool:
+        """A step of so many rows begins. Is it worth while to tell what layers will likely ask for (`expect`)?
+
+        Args:
+            rows: tokens of the step.
+            flows: a backend that knows how may bring missing experts itself (`flow`), and predict as `NextRouter` does.
+        """
         self._take_over()
-        self._rows = rows
+        self._rows, self._flows = rows, flows
         self._stepping = (
             rows <= MOST_ROWS and self.most_ahead > 0 and self.slots < self.layers * self.experts
         )
@@ -141,10 +146,13 @@ class ExpertStore:
     def flow(self) -> object:
         """What a backend needs to go on by itself at layers that lack experts; None if it shall return there."""
         self._take_over()
-        if not self._stepping or self.cut_weak:
+        if not (self._stepping and self._flows) or self.cut_weak:
             return None
         return self._slots.flow.lend(
-            self._expected, ahead=self._ahead, most_ahead=self.most_ahead, lower=self._mixed
+            self._expected,
+            ahead=self._ahead,
+            most_ahead=self.most_ahead,
+            lower=self._mixed,
         )
 
     def end_step(self) -> None:

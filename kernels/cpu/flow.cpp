@@ -155,10 +155,13 @@ void Flow::predict(Engine& e, const Layer& next, int index, const float* wide, i
     const auto r = static_cast<size_t>(rows), k = static_cast<size_t>(next.top_k);
     e.scratch.reset();
     int32_t* ids = e.scratch.take<int32_t>(r * k);
-    likely(e, *next.moe_read, *next.gate, next.top_k, next.normalise, wide, rows, ids);
+    cpu::likely(e, *next.moe_read, *next.gate, next.top_k, next.normalise, wide, rows, ids);
 
-    std::vector<int32_t> experts;
-    distinct(ids, r * k, experts);
+    const size_t ranks = (3 * k + 4) / 5;  // those below are wrong too often; see cherenkov.experts.lookahead
+    std::vector<int32_t> by_rank, experts;  // the likeliest first, of all rows
+    for (size_t rank = 0; rank < ranks; rank++)
+        for (size_t row = 0; row < r; row++) by_rank.push_back(ids[row * k + rank]);
+    distinct(by_rank.data(), by_rank.size(), experts);
     std::vector<int64_t>& expected = terms_.expected[static_cast<size_t>(index)];
     expected.clear();
     const auto under_way = std::count_if(terms_.coming.begin(), terms_.coming.end(), [](const Coming& c) { return !c.required; });

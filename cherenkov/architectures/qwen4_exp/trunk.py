@@ -76,7 +76,10 @@ class Qwen4Exp(Generic[M, A]):
         wide = self.ops.embed(self.weights.embedding, rows.tokens)  # [R, S*D]
         features, awaited = self._features(rows)
         spans, layers, at = rows.spans(), self.weights.layers, 0
-        ahead = self.experts.begin_step(len(rows.tokens))  # look ahead in this step?
+        # Look ahead in this step? Kernels that do it themselves know but one predictor.
+        ahead = self.experts.begin_step(
+            len(rows.tokens), flows=isinstance(self.predict, NextRouter)
+        )
         while at < len(layers):
             if check is not None and at:
                 check()
