@@ -45,6 +45,10 @@ class Settings(BaseModel):
     """Memory for experts: `adaptive`, `max`, or GB."""
     experts: int | None = Field(default=None, ge=2, le=16)
     """Bits of the routed experts; None for those of the store, 3 or 2 for what was made from them."""
+    miss_experts: int | None = Field(default=None, ge=2, le=3)
+    """Bits in which experts are read that a layer misses; None for those of the others. The answer then depends on the cache."""
+    cut_weak: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    """Missing experts of less weight than this are left out of the sum. The answer then depends on the disk; 0 for none."""
     check_records: Literal["first", "always", "never"] = "first"
     """Compare the checksum of a record that is read: the first time, each time, or never."""
     readers: int = Field(default=0, ge=0, le=8)
@@ -56,11 +60,20 @@ class Settings(BaseModel):
     speculate: Literal["auto", "mtp", "ngram", "off"] = "auto"
     """Guess with the model's draft head, from the text so far, whichever promises more, or not at all."""
 
-    @field_validator("threads", "readers", "context_tokens", "experts", "drafts", mode="before")
+    @field_validator(
+        "threads", "readers", "context_tokens", "experts", "miss_experts", "drafts", mode="before"
+    )
     @classmethod
     def _not_a_truth_value(cls, value: object) -> object:
         if isinstance(value, bool):
             raise ValueError("must be a whole number")
+        return value
+
+    @field_validator("cut_weak", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: object) -> object:
+        if isinstance(value, bool):
+            raise ValueError("must be a number")
         return value
 
     @field_validator("pool", mode="before")
@@ -97,6 +110,8 @@ class ModelOptions(TypedDict, total=False):
     context_tokens: longest sequence, in tokens.
     pool: memory for experts: `"adaptive"`, `"max"`, or GB.
     experts: bits of the routed experts: 3 or 2 for those that `prepare` made from the store's.
+    miss_experts: 3 or 2: bits in which to read experts that a layer misses. The answer then depends on the cache.
+    cut_weak: leave missing experts of less weight than this out. The answer then depends on the disk.
     threads: compute threads, 0 for one a core.
     precision: of activations inside matrix products: `float32`, `bf16`, `int16`, `int8`.
     isa: instruction set of the native backend.
@@ -112,6 +127,8 @@ class ModelOptions(TypedDict, total=False):
     context_tokens: int | None
     pool: str | float | None
     experts: int | None
+    miss_experts: int | None
+    cut_weak: float | None
     threads: int | None
     precision: str | None
     isa: str | None

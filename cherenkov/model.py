@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import override
@@ -21,7 +22,7 @@ from cherenkov.comparison import Difference, admit_reference, differences
 from cherenkov.config import load_settings
 from cherenkov.errors import RequestError
 from cherenkov.events import Listener, ignore
-from cherenkov.experts.report import Report, report_of
+from cherenkov.experts.report import Drafts, Report, report_of
 from cherenkov.generate import generate
 from cherenkov.lane import Wanted, admit
 from cherenkov.packing.lowbit import at_precision
@@ -132,10 +133,10 @@ class Model:
         settings = load_settings(**given)
         path = locate(selector, on_event, settings.data_dir)
         store = at_precision(PackedStore.open(path), settings.experts)
-        return cls._open(store, settings)
+        return cls._open(store, settings, Streaming.of(store, settings, on_event))
 
     @classmethod
-    def _open(cls, store: PackedStore, settings: Configuration) -> Self:
+    def _open(cls, store: PackedStore, settings: Configuration, streaming: Streaming) -> Self:
         options = Options(settings.threads, settings.precision, settings.isa)
         made = create(settings.backend, options)
         try:
@@ -145,7 +146,6 @@ class Model:
                 context_tokens=settings.context_tokens,
                 pool=settings.pool,
             )
-            streaming = Streaming(settings.check_records, settings.readers, settings.lookahead)
             guessing = Guessing(settings.speculate, settings.drafts)
             return cls(store, made, plan=plan, streaming=streaming, guessing=guessing)
         except BaseException:
@@ -415,7 +415,9 @@ class Model:
         They are always kept. `Report.as_dict` gives plain values, `Report.write` a file that `cherenkov plot stats` draws.
         """
         with self._responder.lock:
-            return report_of(self.experts, self._loaded.network.tables)
+            guessed = self._loaded.speculation
+            drafts = Drafts(**asdict(guessed.counts)) if guessed.is_on else None
+            return report_of(self.experts, self._loaded.network.tables, drafts)
 
     def close(self) -> None:
         """Close files, threads and the template process. Safe to call twice."""

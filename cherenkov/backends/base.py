@@ -129,6 +129,8 @@ class Backend(ABC, Generic[M, A]):
     this is 0, a state has to be copied before, and the rows that stay run again."""
     rows_alike: bool = False
     """A row's bits do not depend on the other rows of a call: with drafts and without, the answer is the same."""
+    approximates: bool = False
+    """Reads the tags of a pool's slots, and leaves out what a wave says (`LEFT_OUT`)."""
     matrix_bits: int | None = None
     """Width at which placed matrices stay in memory; None for the width they are stored at."""
 
@@ -294,6 +296,11 @@ class Backend(ABC, Generic[M, A]):
         x, gain = self.read_residual(read, wide)
         return _Routed(x, _present(gain), self.route(router, x))
 
+    def weights(self, choice: Choice) -> Floats:
+        """The weights `[R, K]` of a choice that was not used up yet."""
+        assert isinstance(choice, _Routed)
+        return self.host(choice.routes.weights)
+
     def likely(self, read: GatedResidual[M, A], router: Router[M], wide: A) -> Ids:
         """The ids `[R, K]` that `choose` would give for `wide`, which stays as it is. For guessing a later layer's."""
         x, _ = self.read_residual(read, wide)
@@ -322,7 +329,7 @@ class Backend(ABC, Generic[M, A]):
             wide: the residual `[R, S*D]` before the first. May be reused.
             spans: the rows' sequences, each with its memory of all layers, which advances.
             features: n-gram features `[R, P]` of every layer that has any, by index.
-            resident: which experts are in memory. They stay there during the call.
+            resident: which experts are in memory. They stay there during the call, or until a later layer's come.
 
         Returns:
             How far it came. This one stops at the first layer's experts.

@@ -20,7 +20,6 @@ one thread.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -54,13 +53,17 @@ from cherenkov.backends.base import (
     SparseAttention,
     Stretch,
 )
-from cherenkov.backends.huge_pages import huge_pages
+from cherenkov.backends.native_build import instruction_sets, read_bandwidth, unavailable
+from cherenkov.backends.native_states import NativeChoice, advance, advance_head, behind, lengthen
 from cherenkov.backends.native_weights import Matrix
-from cherenkov.errors import BackendError, CapacityError
+from cherenkov.backends.pages import huge_pages
+from cherenkov.errors import BackendError
 from cherenkov.processors import processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from cherenkov.checkpoint.affine import HostMatrix
     from cherenkov.packing.layout import ExpertLayout
@@ -78,53 +81,6 @@ _ROWS_AT_ONE_GO = 8
 """Rows that may go through several layers in one call; a call cannot be interrupted."""
 
 
-def unavailable() -> str:
-    """Why the kernels cannot be used here; empty if they can."""
-    if not _MISSING:
-        return ""
-    root = Path(__file__).resolve().parents[2]
-    if (root / "CMakeLists.txt").exists():
-        return f"no C++ kernels in {root}, where this Python found the package: start elsewhere, or pip install -e {root}"
-    return f"the C++ kernels are not built ({_MISSING}); reinstall with a C++20 compiler"
-
-
-def instruction_sets() -> tuple[str, ...]:
-    """What this machine and build can run, fastest first."""
-    return () if _MISSING else tuple(_native.isas())
-
-
-def read_bandwidth(threads: int = 0) -> float:
-    """Bytes a second that `threads` (0: one a processor) read from memory together, measured in a quarter of a second.
-
-    Raises:
-        BackendError: if the kernels are not built.
-        CapacityError: if there is no memory to read.
-    """
-    if _MISSING:
-        raise BackendError("native", "measure", unavailable())
-    try:
-        return _native.read_bandwidth(threads or processors())
-    except MemoryError:
-        raise CapacityError("cannot reserve 256 MiB to measure the memory with") from None
-
-
-class _Choice(Choice):
-    """A choice whose activations wait in memory of the kernels."""
-
-    __slots__ = ("mixture",)
-
-    def __init__(self, ids: Ids, mixture: _native.Mixture) -> None:
-        self.ids = ids
-        self.mixture: _native.Mixture | None = mixture
-
-    def use_up(self) -> _native.Mixture:
-        """What waits; it is another choice's memory afterwards."""
-        mixture, self.mixture = self.mixture, None
-        if mixture is None:
-            raise BackendError("native", "experts", "this choice has had its experts already")
-        return mixture
-
-
 class Native(Backend[Matrix, Floats]):
     """C++ kernels.
 
@@ -136,6 +92,7 @@ class Native(Backend[Matrix, Floats]):
     """
 
     name = "native"
+    approximates = True
     delta_chunk = 0 if _MISSING else _native.delta_chunk
     most_back = 0 if _MISSING else _native.most_back
     rows_alike = True
@@ -209,9 +166,7 @@ class Native(Backend[Matrix, Floats]):
 
     @override
     def behind(self, state: DeltaState[Floats] | PleState[Floats], position: int) -> Floats:
-        rows = len(state.history)  # position p is in row p % rows
-        last = np.arange(position - rows + self.most_back, position) if rows else np.arange(0)
-        return state.history[last % max(rows, 1)]
+        return behind(state, position, self.most_back)
 
     @override
     def take(self, array: Floats, rows: Sequence[int]) -> Floats:
@@ -266,7 +221,7 @@ class Native(Backend[Matrix, Floats]):
     ) -> Floats:
         out = np.empty_like(x)
         self._engine.sparse_attention(self._describe(w, describe.attention_weights), x, spans, out)
-        _lengthen(spans)
+        lengthen(spans)
         return out
 
     @override
@@ -326,7 +281,7 @@ class Native(Backend[Matrix, Floats]):
             self._describe(w, describe.attention_weights),
         )
         self._engine.mix_attention(*described, wide, spans)
-        _lengthen(spans)
+        lengthen(spans)
         return wide
 
     @override
@@ -337,14 +292,23 @@ class Native(Backend[Matrix, Floats]):
         mixture = self._memory()
         described, gate = self._describe(read, describe.residual_weights), router.gate.placed
         self._engine.choose(described, gate, router.normalise, wide, mixture, ids)
-        return _Choice(ids, mixture)
+        return NativeChoice(ids, mixture)
+
+    @override
+    def likely(
+        self, read: GatedResidual[Matrix, Floats], router: Router[Matrix], wide: Floats
+    ) -> Ids:
+        ids = np.empty((len(wide), router.top_k), dtype=np.int32)
+        described = self._describe(read, describe.residual_weights)
+        self._engine.likely(described, router.gate.placed, router.normalise, wide, ids)
+        return ids
 
     @override
     def mixture(
         self, shared: SharedExpert[Matrix], wide: Floats, choice: Choice, arrivals: Arrivals
     ) -> Floats:
         """Writes into `wide`."""
-        assert isinstance(choice, _Choice)
+        assert isinstance(choice, NativeChoice)
         return self._gather(choice.use_up(), shared, arrivals, wide)
 
     @override
@@ -360,10 +324,10 @@ class Native(Backend[Matrix, Floats]):
         """Writes into `wide`. Many rows go layer by layer: that costs nothing then, and Ctrl-C is heard in between."""
         layers = reach if len(wide) <= _ROWS_AT_ONE_GO else reach[:1]
         given = [features.get(i) for i in range(len(blocks))]
-        found = self._run(blocks, layers, wide, spans, given, resident, resident.slot_table)
+        found = self._run(blocks, layers, wide, spans, given, resident, flow=True)
         ran = blocks[layers.start : min(layers.start + len(found.ids) + 1, layers.stop)]
         for s in spans:
-            _advance(ran, s)
+            advance(ran, s)
         return found
 
     @override
@@ -382,12 +346,8 @@ class Native(Backend[Matrix, Floats]):
             _, blocks = self._alone[id(block)]
         except KeyError:
             _, blocks = self._alone[id(block)] = block, (block,)
-        table = resident.slot_table[block.index :]
-        found = self._run(blocks, range(1), wide, spans, [None], resident, table)
-        for s in spans:
-            state = s.state.layers[0]
-            assert isinstance(state, AttentionState)
-            state.length = s.position + s.stop - s.start
+        found = self._run(blocks, range(1), wide, spans, [None], resident, flow=False)
+        advance_head(spans)
         return found
 
     def _run(
@@ -398,9 +358,10 @@ class Native(Backend[Matrix, Floats]):
         spans: Sequence[Span[Memory[Floats]]],
         features: list[Floats | None],
         resident: Resident,
-        table: Ids,
+        *,
+        flow: bool,
     ) -> Stretch[Floats]:
-        """Layers of a trunk until one lacks an expert; `table` tells where theirs are. Writes into `wide`."""
+        """Layers until one lacks an expert, or with a flow, until one needs Python for it. Writes into `wide`."""
         trunk, pool = self._describe(blocks, self._trunk), resident.pool
         ids = np.empty((len(layers), len(wide), blocks[0].router.top_k), dtype=np.int32)
         mixture = self._memory()
@@ -413,12 +374,14 @@ class Native(Backend[Matrix, Floats]):
             features,
             self._describe(pool.layout, describe.expert_record),
             pool.memory,
-            table,
+            resident.slot_table[blocks[0].index :],
             mixture,
             ids,
+            *self._lower(pool),
+            resident.flow() if flow and len(wide) <= _ROWS_AT_ONE_GO else None,
         )
         if done < len(layers):
-            return Stretch(wide, ids[:done], _Choice(ids[done], mixture))
+            return Stretch(wide, ids[:done], NativeChoice(ids[done], mixture))
         self._mixtures.append(mixture)
         return Stretch(wide, ids, None)
 
@@ -458,6 +421,20 @@ class Native(Backend[Matrix, Floats]):
         self._engine.linear(matrix.placed, x, out)
         return out
 
+    @override
+    def weights(self, choice: Choice) -> Floats:
+        assert isinstance(choice, NativeChoice)
+        weights = np.empty(choice.ids.shape, dtype=np.float32)
+        assert choice.mixture is not None
+        choice.mixture.weights(weights)
+        return weights
+
+    def _lower(self, pool: ExpertPool) -> tuple[_native.Record | None, NDArray[np.uint8] | None]:
+        """The other layout that records may have, and which slots hold such."""
+        if pool.lower is None:
+            return None, None
+        return self._describe(pool.lower, describe.expert_record), pool.tags
+
     def _memory(self) -> _native.Mixture:
         return self._mixtures.pop() if self._mixtures else _native.Mixture()
 
@@ -474,10 +451,10 @@ class Native(Backend[Matrix, Floats]):
             self._describe(pool.layout, describe.expert_record),
             self._describe(shared, describe.shared_weights),
         )
-        complete = False
+        complete, lower = False, self._lower(pool)
         for wave in arrivals:
             complete = compute(
-                mixture, described, record, pool.memory, wave.experts, wave.slots, target
+                mixture, described, record, pool.memory, wave.experts, wave.slots, target, *lower
             )
         if not complete:
             raise BackendError(self.name, "experts", "not every expert arrived")
@@ -522,16 +499,3 @@ class Native(Backend[Matrix, Floats]):
             described = describe(w)
             self._described[id(w)] = w, described
             return described
-
-
-def _advance(blocks: Sequence[Block[Matrix, Floats]], span: Span[Memory[Floats]]) -> None:
-    """The span's rows are in the caches of these layers now."""
-    for block in blocks:
-        state = span.state.layers[block.index]
-        if isinstance(state, AttentionState):
-            state.length = span.position + span.stop - span.start
-
-
-def _lengthen(spans: Sequence[Span[AttentionState[Floats]]]) -> None:
-    for s in spans:
-        s.state.length = s.position + s.stop - s.start

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cherenkov.packing.layout import ExpertLayout
 
 __all__ = [
+    "LEFT_OUT",
     "Arrivals",
     "AttentionState",
     "Block",
@@ -289,8 +290,12 @@ class Choice:
         self.ids = ids
 
 
+LEFT_OUT = -2
+"""In place of a slot: this expert does not come, and counts as nothing."""
+
+
 class Wave(NamedTuple):
-    """Experts that are in memory now: `experts[i]` lies in slot `slots[i]` of the pool."""
+    """Experts that are in memory now: `experts[i]` lies in slot `slots[i]` of the pool, or is `LEFT_OUT`."""
 
     experts: Ids
     slots: Ids
@@ -302,11 +307,19 @@ class ExpertPool:
     Attributes:
         layout: how a record is laid out inside its slot.
         memory: uint8 `[slots, stride_bytes]`, writable by the host.
+        lower: layout of the same record in fewer bits, or None if all slots hold records of `layout`.
+        tags: uint8 `[slots]`, 1 where a record of `lower` lies.
     """
 
     def __init__(self, layout: ExpertLayout, memory: NDArray[np.uint8]) -> None:
         self.layout = layout
         self.memory = memory
+        self.lower: ExpertLayout | None = None
+        self.tags: NDArray[np.uint8] = np.zeros(len(memory), dtype=np.uint8)
+
+    def layout_in(self, slot: int) -> ExpertLayout:
+        """How the record in a slot is laid out."""
+        return self.lower if self.lower is not None and self.tags[slot] else self.layout
 
     @property
     def slots(self) -> int:
@@ -338,6 +351,9 @@ class Resident(Protocol):
     @property
     def slot_table(self) -> Ids:
         """`[layers, experts]`: the slot an expert is in, -1 if in none."""
+
+    def flow(self) -> object:
+        """What kernels need to bring missing experts themselves, or None; for a backend that knows how."""
 
 
 class Stretch(NamedTuple, Generic[A]):

@@ -149,12 +149,22 @@ Reach checked_reach(const HeldTrunk& trunk, int first, int last, const nb::seque
     return reach;
 }
 
-Residency checked_residency(const HeldTrunk& trunk, const Record& record, const Array<const uint8_t, 2>& pool,
-                            const Array<const int32_t, 2>& table) {
-    need(record.hidden == trunk.hidden && pool.shape(1) == record.stride, op, "records are of another shape");
+Slots checked_slots(const Record& record, const Array<const uint8_t, 2>& pool, const Record* lower,
+                    const std::optional<Tags>& tags, const char* operation) {
+    need(pool.shape(1) == record.stride, operation, "slots are of another size than records");
+    const Slots slots{pool.data(), side(pool, 0), &record, lower, tags ? tags->data() : nullptr};
+    if (lower == nullptr) return slots;
+    need(lower->inter == record.inter && lower->hidden == record.hidden && lower->stride <= record.stride, operation,
+         "records of fewer bits are of another shape");
+    need(tags && side(*tags, 0) == slots.count, operation, "a tag for each slot");
+    return slots;
+}
+
+Residency checked_residency(const HeldTrunk& trunk, const Slots& slots, const Array<const int32_t, 2>& table) {
+    need(slots.record->hidden == trunk.hidden, op, "records are of another shape");
     need(table.shape(0) >= trunk.layers.size() && side(table, 1) == trunk.experts, op,
          "the slot table is of another shape");
-    return {&record, pool.data(), table.data(), trunk.experts, side(pool, 0)};
+    return {slots, table.data(), trunk.experts};
 }
 
 void bind_stretch(nb::module_& m) {

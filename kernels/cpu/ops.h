@@ -148,6 +148,19 @@ struct Record {
     size_t codes[3], scales[3], biases[3];  // of gate, up, down
     Weights matrix(const uint8_t* slot, int which) const;
 };
+// Slots of `record.stride` bytes each. Which of the two layouts the record in a slot has, its tag says: 0 for the first.
+struct Slots {
+    const uint8_t* memory;
+    int count;
+    const Record* record;
+    const Record* lower = nullptr;  // the same expert in fewer bits; without it, there are no tags
+    const uint8_t* tags = nullptr;  // [count]
+    Weights matrix(int slot, int which) const {
+        const Record& layout = lower != nullptr && tags[slot] != 0 ? *lower : *record;
+        return layout.matrix(memory + static_cast<size_t>(slot) * record->stride, which);
+    }
+};
+constexpr int left_out = -2;  // instead of a slot: this expert counts as nothing
 // Experts that are in memory now: experts[i] in slot slots[i].
 struct Wave {
     const int32_t* experts;
@@ -175,8 +188,11 @@ struct Mixture {
 };
 // read_residual, then route.
 void choose(Engine&, const GatedResidual&, const Weights& gate, bool normalise, const float* wide, Mixture&);
+// The ids that choose() would give. For guessing a later layer's.
+void likely(Engine&, const GatedResidual&, const Weights& gate, int top_k, bool normalise, const float* wide, int rows,
+            int32_t* ids);
 // Outputs of one wave's experts for the rows routed to them. Two regions, which the first wave shares with the shared expert.
-void expert_wave(Engine&, const Record&, const uint8_t* pool, const Wave&, const SharedExpert&, Mixture&);
+void expert_wave(Engine&, const Slots&, const Wave&, const SharedExpert&, Mixture&);
 // Once none is missing: the sum over ranks, in their order, and the shared expert. wide += gain x sum, or without
 // streams, out = sum.
 void finish_mixture(Engine&, Mixture&, float* wide_or_out);
@@ -202,21 +218,21 @@ struct Memory {
     };
     std::vector<Of> layers;
 };
-// Which experts are in memory: table[layer * experts + expert] is the slot, of `slots` many; another number means none.
+// Which experts are in memory: table[layer * experts + expert] is the slot, or a number that is none.
 struct Residency {
-    const Record* record;
-    const uint8_t* pool;
+    Slots slots;
     const int32_t* table;
-    int experts, slots;
+    int experts;
 };
-// Layers [first, last) until one lacks an expert. Keeps its lists from call to call.
+class Flow;
+// Layers [first, last) until one lacks an expert, or with a flow, until it cannot go on. Keeps its lists from call to call.
 class Stretch {
 public:
     // wide [R, S*D] in place; features[i] of layer i, null if it has none; ids [last - first, R, K].
     // Returns how many layers ran whole. If that is not all of them, the next one ran as well, up to its experts: its
     // choice is in `m`, and its ids follow the others'.
-    int run(Engine&, const Layer* layers, int first, int last, const std::vector<Span<const Memory*>>&, float* wide,
-            int rows, const float* const* features, const Residency&, Mixture& m, int32_t* ids);
+    int run(Engine&, const std::vector<Layer>&, int first, int last, const std::vector<Span<const Memory*>>&, float* wide,
+            int rows, const float* const* features, const Residency&, Flow*, Mixture& m, int32_t* ids);
 
 private:
     void mix(Engine&, const Layer&, int index, const std::vector<Span<const Memory*>>&, float* wide, int rows,

@@ -42,6 +42,8 @@ def test_defaults(home):
         "context_tokens": None,
         "pool": "adaptive",
         "experts": None,
+        "miss_experts": None,
+        "cut_weak": 0.0,
         "check_records": "first",
         "readers": 0,
         "lookahead": "auto",

@@ -81,7 +81,10 @@ class Qwen4Exp(Generic[M, A]):
         wide = self.ops.embed(self.weights.embedding, rows.tokens)  # [R, S*D]
         features, awaited = self._features(rows)
         spans, layers, at = rows.spans(), self.weights.layers, 0
-        ahead = self.experts.begin_step(len(rows.tokens))  # look ahead in this step?
+        # Look ahead in this step? Kernels that do it themselves know but one predictor.
+        ahead = self.experts.begin_step(
+            len(rows.tokens), flows=isinstance(self.predict, NextRouter)
+        )
         while at < len(layers):
             if check is not None and at:
                 check()
@@ -175,7 +178,8 @@ class Qwen4Exp(Generic[M, A]):
         return features, awaited
 
     def _mixture(self, layer: Block[M, A], wide: A, choice: Choice, *, ahead: bool = False) -> A:
-        with self.experts.acquire(layer.index, choice.ids) as lease:  # finds and pins what is here
+        weights = self.ops.weights(choice) if self.experts.cut_weak else None
+        with self.experts.acquire(layer.index, choice.ids, weights) as lease:  # finds, pins
             if ahead and layer.index + 1 < len(self.weights.layers):
                 following = self.weights.layers[layer.index + 1]
                 self.experts.expect(following.index, self.predict(following, wide))

@@ -1,4 +1,4 @@
-"""Large memory for expert records."""
+"""Memory for pools."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ __all__ = ["huge_pages"]
 
 
 def huge_pages(size_bytes: int) -> NDArray[np.uint8]:
-    """Zeroed memory, page-aligned, in huge pages where the system has them to give.
-
-    Raises:
-        CapacityError: if there is no such memory.
-    """
+    """Zeroed memory, page-aligned, in huge pages where the system has them to give."""
     try:
         # Private: of shared memory, huge pages are another setting of the system, and off as a rule.
         memory = mmap.mmap(-1, max(size_bytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
