@@ -16,24 +16,26 @@ from cherenkov import Model
 
 
 def answer(model: Model, seed: int, job: dict) -> dict:
-    """Rates and counters of an answer."""
+    """Rates and counters of an answer; the first token, which is the prompt's, is not counted."""
     prompt = "".join(random.Random(seed).choices(string.ascii_letters, k=job["prompt"]))
-    before, cpu = model.experts.stats.copy(), time.process_time()
-    model.generate(prompt, max_tokens=job["decode"] + 1, raw=True, ignore_eos=True)
-    stats, run = model.experts.stats.since(before), model.last_run
+    before, cpu, count = model.experts.timeline.steps, time.process_time(), job["decode"]
+    model.generate(prompt, max_tokens=count + 1, raw=True, ignore_eos=True)
+    cpu, run = time.process_time() - cpu, model.last_run
     assert run is not None
-    assert run.output_tokens == job["decode"] + 1
-    used = stats.hits + stats.misses
+    assert run.output_tokens == count + 1
+    points = {point.step: point for point in model.experts.timeline.points()}
+    begun, over = points[before + 1], points[before + 1 + count]  # the prompt is one step
+    gained = {name: getattr(over, name) - getattr(begun, name) for name in over._fields}
+    read = sum(gained[f"{kind}_bytes"] for kind in ("demand", "prefill", "prediction"))
+    missing = gained["misses"] * model.experts.pool.layout.stride_bytes
     return {
-        "decode": job["decode"] / run.decode_s,
+        "decode": count / run.decode_s,
         "first_s": run.prefill_s,
-        "hit_rate": stats.hits / used,
-        "missing_bytes": stats.misses
-        * model.experts.pool.layout.stride_bytes
-        / (job["decode"] + 1),
-        "read_bytes": stats.read_bytes / (job["decode"] + 1),
-        "stall_s": stats.stall_s / (job["decode"] + 1),
-        "cpu_s": (time.process_time() - cpu) / (job["decode"] + 1),
+        "hit_rate": gained["hits"] / (gained["hits"] + gained["misses"]),
+        "missing_bytes": missing / count,
+        "read_bytes": read / count,
+        "stall_s": gained["stall_s"] / count,
+        "cpu_s": cpu / (count + 1),  # with the prompt's
     }
 
 
@@ -45,6 +47,7 @@ def main() -> None:
         result = {
             "cold": answer(model, 1, job),
             "warm": answer(model, 2, job),
+            "share": model.experts.slots / (model.experts.layers * model.experts.experts),
             "slots": model.experts.slots,
             "engine": model.backend_name,
         }
