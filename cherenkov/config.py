@@ -3,6 +3,9 @@
 Each setting is taken from the first of these that has it: arguments, `CHERENKOV_<KEY>` in the environment,
 `cherenkov/config.toml` in the user's configuration folder, the built-in default. A key that nobody knows is an error
 wherever it stands, since a misspelt setting that is silently ignored is worse than none.
+
+The server has settings of its own (`cherenkov_server.config`), in sections. Their variables begin with the name of one
+(`CHERENKOV_SERVER_PORT`); they are read here, and judged there.
 """
 
 from __future__ import annotations
@@ -18,10 +21,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from cherenkov.errors import ConfigError, DiskError
 
-__all__ = ["ModelOptions", "Origin", "Place", "Settings", "explain", "load_settings", "places"]
+__all__ = [
+    "ModelOptions",
+    "Origin",
+    "Place",
+    "Settings",
+    "config_folder",
+    "explain",
+    "load_settings",
+    "places",
+    "read_table",
+    "server_variables",
+]
 
 PREFIX = "CHERENKOV_"
 FILE_LIMIT_BYTES = 64 << 10
+_SERVER_SECTIONS = ("SERVER_", "LIMITS_", "DEFAULTS_", "EXPERTS_")
 
 
 class Settings(BaseModel):
@@ -227,29 +242,53 @@ def _from_environment() -> list[Origin]:
     return [
         Origin(name.removeprefix(PREFIX).lower(), value, name)
         for name, value in sorted(os.environ.items())
-        if name.startswith(PREFIX)
+        if name.startswith(PREFIX) and not _is_the_servers(name)
     ]
+
+
+def server_variables() -> dict[str, str]:
+    """Variables of the environment that belong to the server, by name."""
+    return {name: value for name, value in os.environ.items() if _is_the_servers(name)}
+
+
+def _is_the_servers(name: str) -> bool:
+    return name.startswith(PREFIX) and name.removeprefix(PREFIX).startswith(_SERVER_SECTIONS)
 
 
 def _from_file() -> list[Origin]:
     path = _config_file().path
+    return [Origin(key, value, str(path)) for key, value in (read_table(path) or {}).items()]
+
+
+def read_table(path: Path) -> dict[str, Any] | None:
+    """What a configuration file holds; None if there is no such file.
+
+    Raises:
+        ConfigError: if it is no TOML, or larger than 64 KiB.
+        DiskError: if it cannot be read.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(FILE_LIMIT_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return None
     except OSError as error:
         raise DiskError.wrap(error, path, "read") from error
     if len(data) > FILE_LIMIT_BYTES:
-        raise ConfigError("config.toml", str(path), "larger than 64 KiB", source="file")
+        raise ConfigError(path.name, str(path), "larger than 64 KiB", source="file")
     try:
         table: dict[str, Any] = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            "config.toml", str(path), f"is not valid TOML: {reason}", source="file"
+            path.name, str(path), f"is not valid TOML: {reason}", source="file"
         ) from error
-    return [Origin(key, value, str(path)) for key, value in table.items()]
+    return table
+
+
+def config_folder() -> Path:
+    """Where configuration files lie."""
+    return _config_file().path.parent
 
 
 def _config_file() -> Place:
