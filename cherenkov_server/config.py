@@ -213,9 +213,7 @@ def load_config(
         ConfigError: if a key is unknown, or a value makes no sense; names key, value and source.
         DiskError: if the file cannot be read.
     """
-    gathered = {
-        key: Origin(key, default, "built-in") for key, default in _leaves(ServerConfig, "")
-    }
+    gathered = {key: Origin(key, default, "built-in") for key, default in _leaves(ServerConfig, "")}
     asked = [Origin(key, value, "flag") for key, value in (flags or {}).items()]
     for origin in (*_from_file(path), *_from_environment(gathered), *asked):
         if origin.key not in gathered:
@@ -228,7 +226,8 @@ def load_config(
 
 def written(origins: list[Origin]) -> str:
     """Settings as TOML, each with where it comes from."""
-    lines, section = [], ""
+    lines: list[str] = []
+    section = ""
     for origin in origins:
         here, _, key = origin.key.rpartition(".")
         if here != section:

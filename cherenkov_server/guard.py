@@ -21,6 +21,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from litestar.enums import ScopeType
+
 from cherenkov_server.stream import Json, Refused
 from cherenkov_server.wire.refusals import Refusal
 
@@ -169,7 +171,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, and hand it on."""
-        if scope["type"] != "http":
+        if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
         call = _Call(scope, send, secrets.token_hex(12))
@@ -192,7 +194,7 @@ class Guard:
         try:
             self._rules.check_host(headers)
             call.origin = self._rules.check_origin(scope["scheme"], headers)
-            self._check_shape(scope, headers)
+            self._check_shape(scope)
             if scope["method"] == "OPTIONS":
                 return _preflight(call.origin, headers)
             if scope["path"] not in _OPEN_PATHS:
@@ -203,7 +205,7 @@ class Guard:
             return Refused(refusal)
         return None
 
-    def _check_shape(self, scope: Any, headers: Mapping[bytes, bytes]) -> None:
+    def _check_shape(self, scope: Any) -> None:
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if len(scope["headers"]) > MAX_HEADERS or size > self._rules.header_bytes:
             raise Refusal(431, "the headers are too many, or too long", code="headers_too_large")

@@ -25,7 +25,7 @@ __all__ = ["guarded_protocol"]
 
 
 def guarded_protocol(limits: LimitSettings) -> type[H11Protocol]:
-    """uvicorn's protocol, within limits."""
+    """Uvicorn's protocol, within limits."""
 
     class Limited(_Guarded):
         header_s = limits.header_seconds
@@ -56,7 +56,7 @@ class _Guarded(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._is_answering:
-            self._reading = _stopped(self._reading)
+            self._stop_reading()
         elif self._reading is None and not self.transport.is_closing():
             self._reading = self._after(self.header_s, self.transport.abort)
 
@@ -80,11 +80,12 @@ class _Guarded(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         if not self.transport.is_closing():
-            self._writing = _stopped(self._writing)
+            self._stop_writing()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._reading, self._writing = _stopped(self._reading), _stopped(self._writing)
+        self._stop_reading()
+        self._stop_writing()
         super().connection_lost(exc)
 
     @override
@@ -126,7 +127,12 @@ class _Guarded(H11Protocol):
     def _after(self, seconds: float, act: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(seconds, act)
 
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
-def _stopped(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
+    def _stop_writing(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None

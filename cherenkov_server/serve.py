@@ -10,14 +10,13 @@ import os
 import signal
 import socket
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from typing_extensions import override
 
-from cherenkov.errors import CherenkovError, ConfigError, DiskError
+from cherenkov.errors import ConfigError, DiskError
 from cherenkov_server.app import make_app
 from cherenkov_server.control import Service
 from cherenkov_server.guard import Keys, is_loopback, printable
@@ -67,9 +66,7 @@ def read_keys(config: ServerConfig) -> Keys:
     return Keys(keys)
 
 
-def serve(
-    config: ServerConfig, engine: Answering, *, name: str, say: Callable[[str], None]
-) -> int:
+def serve(config: ServerConfig, engine: Answering, *, name: str, say: Callable[[str], None]) -> int:
     """Serve until a signal comes.
 
     Args:
@@ -158,7 +155,9 @@ class Running:
             await serving
             for task in (coming, loading):
                 task.cancel()
-        number = coming.result() if coming.done() and not coming.cancelled() else signal.SIGTERM
+        number = int(signal.SIGTERM)
+        if coming.done() and not coming.cancelled():
+            number = coming.result()
         return 1 if not ended else 130 if number == signal.SIGINT else 0
 
     async def run(self) -> None:
@@ -181,7 +180,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     @override
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         yield
 
 

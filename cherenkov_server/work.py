@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from cherenkov.chat.replies import Finished
-from cherenkov.engine import Started
 from cherenkov.errors import Cancelled, CapacityError
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from litestar.types import Receive
 
     from cherenkov.chat.replies import Reply
-    from cherenkov.engine import Request, Ticket
+    from cherenkov.engine import Request, Started, Ticket
     from cherenkov.serving.requests import Answered
 
 __all__ = ["HangUp", "Taker", "Work"]
@@ -124,13 +123,13 @@ class Work:
         ]
         left = len(self._requests)
         while left:
-            index, event = await found.get()
-            if isinstance(event, BaseException):
-                raise event
-            if event is None:
+            index, one = await found.get()
+            if isinstance(one, BaseException):
+                raise one
+            if one is None:
                 left -= 1
             else:
-                yield index, event
+                yield index, one
 
     async def replies(self, takers: Sequence[Taker]) -> list[Reply]:
         """The whole answers, after `begin`; takers are told every event. Raises as `events`."""

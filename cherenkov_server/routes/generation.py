@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import TYPE_CHECKING, Any
 
 from litestar import Request, post
@@ -50,12 +51,11 @@ async def create_chat(request: Request[Any, Any, Any]) -> ASGIApp:
     spelling = loaded.tokenizer
     wanted = _chat_requests(service, asked, owner_of(request), request_id)
     answering = _Answering(service, request, asked, head, wanted, request_id)
-    if not answering.streams:
-        choices = [ChatChoice(spelling, i) for i in range(len(wanted))]
-        replies = await answering.whole(choices)
-        return answering.json(chat_object(head, spelling, replies))
     choices = [ChatChoice(spelling, i) for i in range(len(wanted))]
-    return await answering.stream("chat.completion.chunk", choices)
+    if answering.streams:
+        return await answering.stream("chat.completion.chunk", choices)
+    replies = await answering.whole(choices)
+    return answering.json(chat_object(head, spelling, replies))
 
 
 @post("/v1/completions", status_code=200)
@@ -153,8 +153,6 @@ class _Answering:
 
 
 def _head(service: Service, asked: Generation, answer_id: str) -> Head:
-    import time  # noqa: PLC0415
-
     return Head(answer_id, int(time.time()), asked.model or service.name, service.fingerprint)
 
 
@@ -207,9 +205,7 @@ def _turn(
     )
 
 
-def _text_requests(
-    service: Service, asked: Completion, owner: str, request_id: str
-) -> list[Asked]:
+def _text_requests(service: Service, asked: Completion, owner: str, request_id: str) -> list[Asked]:
     most = checked_count("max_tokens", asked.max_tokens, service.config.limits.max_output_tokens)
     settings = _settings(service, asked.options(), most)
     make: Callable[..., CompletionRequest] = functools.partial(

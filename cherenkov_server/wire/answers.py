@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cherenkov.chat.replies import Reply, Usage
-    from cherenkov.serving.requests import Answered
     from cherenkov.logprobs import TokenLogprobs
+    from cherenkov.serving.requests import Answered
     from cherenkov.text.tool_calls import ToolCall
     from cherenkov_server.answering import Spelling
 

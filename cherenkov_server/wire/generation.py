@@ -47,7 +47,7 @@ class Generation(Wire):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    request_id: Annotated[str, Field(pattern=r"\A[A-Za-z0-9_-]{1,80}\Z")] | None = None
+    request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,80}$")] | None = None
     user: str | None = None
 
     @field_validator("stop", mode="before")

@@ -99,7 +99,8 @@ def schema() -> dict[str, Any]:
 def _operation(path: str, method: str, summary: str) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": summary,
-        "responses": {"200": _answer(path)} | {s: _refusal(words) for s, words in _REFUSALS.items()},
+        "responses": {"200": _answer(path)}
+        | {s: _refusal(words) for s, words in _REFUSALS.items()},
     }
     if path != "/health":
         operation["security"] = [{}, {"key": []}]

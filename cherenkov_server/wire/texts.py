@@ -10,8 +10,8 @@ from cherenkov.engine import Echoed, Logprobs
 
 if TYPE_CHECKING:
     from cherenkov.chat.replies import Reply
-    from cherenkov.serving.requests import Answered
     from cherenkov.logprobs import TokenLogprobs
+    from cherenkov.serving.requests import Answered
     from cherenkov_server.answering import Spelling
 
 __all__ = ["TextChoice"]
