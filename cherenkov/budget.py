@@ -32,6 +32,7 @@ __all__ = [
     "gigabytes",
     "make_plan",
     "smallest_plan",
+    "within",
 ]
 
 DEFAULT_CONTEXT = 8192
@@ -317,6 +318,13 @@ def available_memory(root: Path = Path("/")) -> Memory:
         return _darwin_memory()
     found = (_machine_memory(root), _group_memory(root), _limited_memory(root))
     return min((m for m in found if m is not None), key=lambda m: m.available_bytes)
+
+
+def within(memory: Memory, limit_gb: float | None) -> Memory:
+    """Memory, of which no more than a limit may be taken; None is no limit."""
+    if limit_gb is None or limit_gb * GB >= memory.available_bytes:
+        return memory
+    return Memory(memory.total_bytes, round(limit_gb * GB), "the limit that was set (memory_gb)")
 
 
 def _machine_memory(root: Path) -> Memory:

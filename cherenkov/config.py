@@ -56,6 +56,8 @@ class Settings(BaseModel):
     """Precision of activations inside matrix products; empty for the backend's choice."""
     context_tokens: int | None = Field(default=None, ge=1)
     """Longest sequence; None for the model's or the library's default."""
+    memory_gb: float | None = Field(default=None, gt=0, lt=1e9, allow_inf_nan=False)
+    """Memory of the whole process; None for what is free."""
     pool: str | float = "adaptive"
     """Memory for experts: `adaptive`, `max`, or GB."""
     experts: int | None = Field(default=None, ge=2, le=16)
@@ -79,6 +81,7 @@ class Settings(BaseModel):
         "experts",
         "sequences",
         "prefix_cache_mib",
+        "memory_gb",
         mode="before",
     )
     @classmethod
@@ -119,6 +122,7 @@ class ModelOptions(TypedDict, total=False):
 
     backend: `auto`, `native`, `reference`.
     context_tokens: longest sequence, in tokens.
+    memory_gb: memory of the whole process.
     pool: memory for experts: `"adaptive"`, `"max"`, or GB.
     experts: bits of the routed experts: 3 or 2 for those that `prepare` made from the store's.
     threads: compute threads, 0 for one a core.
@@ -133,6 +137,7 @@ class ModelOptions(TypedDict, total=False):
 
     backend: str
     context_tokens: int | None
+    memory_gb: float | None
     pool: str | float | None
     experts: int | None
     threads: int | None

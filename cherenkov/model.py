@@ -11,7 +11,7 @@ from typing_extensions import override
 from cherenkov.assembly import Streaming, describe, loaded_of, open_experts, text_folder
 from cherenkov.backends import create
 from cherenkov.backends.base import Backend, Options
-from cherenkov.budget import available_memory, demand_of, make_plan
+from cherenkov.budget import available_memory, demand_of, make_plan, within
 from cherenkov.chat.options import Settings
 from cherenkov.chat.replies import Reply, Run, reply_of
 from cherenkov.chat.responder import Responder, Stopwatch
@@ -141,7 +141,7 @@ class Model:
         try:
             plan = make_plan(
                 demand_of(store.config, store.manifest, made),
-                available_memory(),
+                within(available_memory(), settings.memory_gb),
                 context_tokens=settings.context_tokens,
                 pool=settings.pool,
                 sequences=settings.sequences,

@@ -196,6 +196,11 @@ class ServerConfig(_Section):
     defaults: Defaults = Defaults()
     experts: Experts = Experts()
 
+    @property
+    def selector(self) -> str:
+        """What `Model.load` is asked for."""
+        return self.server.model_dir or self.server.model
+
 
 def load_config(
     flags: Mapping[str, object] | None = None, path: str | Path | None = None

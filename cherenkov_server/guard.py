@@ -42,7 +42,6 @@ MAX_TARGET_BYTES = 4096
 _OPEN_PATHS = {"/health"}
 _LOOPBACK_NAMES = {"localhost", "ip6-localhost"}
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
-_METHODS = {"GET", "HEAD", "POST", "DELETE", "OPTIONS"}
 
 
 class Keys:
@@ -212,9 +211,6 @@ class Guard:
         target = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
         if target > MAX_TARGET_BYTES:
             raise Refusal(414, "the address is too long", code="uri_too_long")
-        if scope["method"] not in _METHODS:
-            words = f"{scope['method']:.20}: not a method that is served here"
-            raise Refusal(405, words, code="method_not_allowed")
         if self.traffic.active > self._rules.at_once and scope["path"] not in _OPEN_PATHS:
             words = "too many requests at once: try again"
             raise Refusal(

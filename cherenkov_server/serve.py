@@ -155,10 +155,10 @@ class Running:
             await serving
             for task in (coming, loading):
                 task.cancel()
-        number = int(signal.SIGTERM)
-        if coming.done() and not coming.cancelled():
-            number = coming.result()
-        return 1 if not ended else 130 if number == signal.SIGINT else 0
+        interrupted = (
+            coming.done() and not coming.cancelled() and coming.result() == signal.SIGINT
+        )
+        return 1 if not ended else 130 if interrupted else 0
 
     async def run(self) -> None:
         """Serve until `stop`."""

@@ -70,7 +70,8 @@ class Json(Text):
         status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(json.dumps(value), "application/json", status=status, headers=headers)
+        text = json.dumps(value, separators=(",", ":"))
+        super().__init__(text, "application/json", status=status, headers=headers)
 
 
 class Refused(Json):
