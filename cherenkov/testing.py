@@ -43,6 +43,9 @@ from cherenkov.text.messages import checked_message, checked_messages
 from cherenkov.text.tool_schema import ToolSet
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from cherenkov.chat.options import ChatOptions
     from cherenkov.engine import Request
 
 __all__ = ["Characters", "Pause", "Script", "ScriptedModel"]
@@ -233,7 +236,7 @@ class ScriptedModel:
         system: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         overflow: str = "error",  # noqa: ARG002 - nothing overflows
-        **options: Any,
+        **options: Unpack[ChatOptions],
     ) -> SessionInfo:
         """As `Engine.open_session`."""
         settings = Settings().updated(options)
@@ -374,7 +377,7 @@ class ScriptedModel:
         while self._state != "closed":
             with self._changed:
                 self._begin_some()
-                moved = [job for job in self._jobs if self._step(job)]
+                moved = [job for job in self._jobs[:] if self._guarded(self._step, job)]
                 if not moved and self._state != "closed":
                     self._changed.wait(0.002 if self._jobs else None)
             time.sleep(0)  # a lock is not fair: whoever waits for it gets a chance
@@ -390,15 +393,22 @@ class ScriptedModel:
                 self._end(job, Cancelled("cancelled before its turn came"))
             elif not job.is_active and active < self._limits.max_batch:
                 active += 1
-                self._begin(job)
+                self._guarded(self._begin, job)
 
-    def _begin(self, job: _Job) -> None:
+    def _guarded(self, act: Callable[[_Job], bool], job: _Job) -> bool:
+        """Do something for a request; if that fails, the request does, and no other."""
+        try:
+            return act(job)
+        except Exception as error:  # noqa: BLE001 - raised where the answer is read
+            self._end(job, error)
+            return True
+
+    def _begin(self, job: _Job) -> bool:
         job.is_active = True
         ids = self.tokenizer.encode(job.prompt)
         wanted = job.settings.max_tokens or 1
         if len(ids) + wanted - 1 > self.plan.context_tokens:
-            self._end(job, ContextTooLong(len(ids), wanted, self.plan.context_tokens))
-            return
+            raise ContextTooLong(len(ids), wanted, self.plan.context_tokens)
         job.ticket.put(Accepted(len(ids)))
         job.ticket.put(Started(len(ids), 0))
         request = job.request
@@ -415,6 +425,7 @@ class ScriptedModel:
         )
         if not isinstance(request, TurnRequest) and request.no_answer:
             self._finish(job, "length")
+        return True
 
     def _echoed(self, job: _Job, ids: list[int]) -> Echoed:
         top = job.settings.top_logprobs

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from typing_extensions import Unpack
+
+    from cherenkov.chat.options import ChatOptions
     from cherenkov.engine import Metrics, Request, RequestStatus, SessionInfo, Ticket
 
 __all__ = ["Answering", "Loaded", "Spelling"]
@@ -84,7 +87,7 @@ class Answering(Protocol):
         system: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         overflow: str = "error",
-        **options: Any,
+        **options: Unpack[ChatOptions],
     ) -> SessionInfo:
         """Begin a session."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cherenkov.events import Listener
     from cherenkov_server.config import ServerConfig
 
-__all__ = ["engine_of", "model_options", "name_of"]
+__all__ = ["engine_of", "limits_of", "model_options", "name_of"]
 
 
 def engine_of(
@@ -34,7 +34,7 @@ def engine_of(
     def load() -> Model:
         return Model.load(config.selector, on_event=on_event, **asked)
 
-    return Engine(load, _limits(config))
+    return Engine(load, limits_of(config))
 
 
 def name_of(config: ServerConfig) -> str:
@@ -57,7 +57,8 @@ def model_options(config: ServerConfig) -> dict[str, Any]:
     return given | ({} if experts.pool_gb == "adaptive" else {"pool": experts.pool_gb})
 
 
-def _limits(config: ServerConfig) -> Limits:
+def limits_of(config: ServerConfig) -> Limits:
+    """What the engine may take on."""
     limits = config.limits
     return Limits(
         max_batch=limits.active_requests,

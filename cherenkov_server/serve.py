@@ -155,9 +155,7 @@ class Running:
             await serving
             for task in (coming, loading):
                 task.cancel()
-        interrupted = (
-            coming.done() and not coming.cancelled() and coming.result() == signal.SIGINT
-        )
+        interrupted = coming.done() and not coming.cancelled() and coming.result() == signal.SIGINT
         return 1 if not ended else 130 if interrupted else 0
 
     async def run(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Protocol
 
 from cherenkov.chat.replies import Finished
@@ -101,8 +102,10 @@ class Work:
         Raises:
             CherenkovError: as `Engine.submit`, and as the first events of a ticket.
         """
-        for i in range(min(self._most, len(self._requests))):
-            self._tickets[i] = self._submit(self._requests[i])
+        self._tickets[0] = self._submit(self._requests[0])
+        with contextlib.suppress(CapacityError):  # those without a place now come later
+            for i in range(1, min(self._most, len(self._requests))):
+                self._tickets[i] = self._submit(self._requests[i])
         self.started = await self._tickets[0].astarted()
 
     async def events(self) -> AsyncIterator[tuple[int, Answered]]:

@@ -72,7 +72,10 @@ def command(config: str | None, print_config: bool, quiet: bool, **given: Any) -
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            "serve", missing[0], "is not installed: pip install 'cherenkov[server]'", source="import"
+            "serve",
+            missing[0],
+            "is not installed: pip install 'cherenkov[server]'",
+            source="import",
         )
     from cherenkov_server.config import load_config, written
 
@@ -100,6 +103,7 @@ def _flags(given: Mapping[str, Any]) -> dict[str, object]:
     flags: dict[str, object] = {}
     for name, key in _KEYS.items():
         value = given.get(name)
-        if value not in (None, False, ()):
-            flags[key] = list(value) if isinstance(value, tuple) else value
+        if value is None or value is False or value == ():  # 0 is a value
+            continue
+        flags[key] = list(value) if isinstance(value, tuple) else value
     return flags

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from cherenkov_server.control import Service
 
-__all__ = ["body_of", "owner_of", "request_id_of", "service_of"]
+__all__ = ["body_of", "id_of", "owner_of", "request_id_of", "service_of"]
 
 
 def service_of(request: Request[Any, Any, Any]) -> Service:
@@ -29,6 +29,11 @@ def owner_of(request: Request[Any, Any, Any]) -> str:
 def request_id_of(request: Request[Any, Any, Any]) -> str:
     """The id that the guard made."""
     return str(request.scope["state"]["request_id"])
+
+
+def id_of(request: Request[Any, Any, Any]) -> str:
+    """The id in the address."""
+    return str(request.path_params["id"])
 
 
 async def body_of(request: Request[Any, Any, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from litestar import Request, get, post
 from litestar.types import ASGIApp
 
 from cherenkov_server.figures import exposition
-from cherenkov_server.routes.asking import body_of, owner_of, service_of
+from cherenkov_server.routes.asking import body_of, id_of, owner_of, service_of
 from cherenkov_server.stream import Json, Text
 from cherenkov_server.wire.reading import validated
 from cherenkov_server.wire.refusals import Refusal
@@ -38,11 +38,11 @@ async def list_models(request: Request[Any, Any, Any]) -> ASGIApp:
     return Json({"object": "list", "data": [_model(service, service.name)]})
 
 
-@get("/v1/models/{model_id:path}")
-async def retrieve_model(request: Request[Any, Any, Any], model_id: str) -> ASGIApp:
+@get("/v1/models/{id:path}")
+async def retrieve_model(request: Request[Any, Any, Any]) -> ASGIApp:
     """A model by its name, which may hold slashes."""
     service = service_of(request)
-    name = str(model_id).removeprefix("/")
+    name = id_of(request).removeprefix("/")
     service.check_model(name)
     return Json(_model(service, name))
 
@@ -54,9 +54,10 @@ async def list_requests(request: Request[Any, Any, Any]) -> ASGIApp:
     return Json({"object": "list", "data": [request_object(one) for one in found]})
 
 
-@post("/v1/requests/{request_id:str}/cancel", status_code=200)
-async def cancel_request(request: Request[Any, Any, Any], request_id: str) -> ASGIApp:
+@post("/v1/requests/{id:str}/cancel", status_code=200)
+async def cancel_request(request: Request[Any, Any, Any]) -> ASGIApp:
     """End a request as soon as the step is done."""
+    request_id = id_of(request)
     service_of(request).cancel(request_id, owner_of(request))
     return Json({"id": request_id, "object": "request.cancelled", "cancelled": True})
 

@@ -7,7 +7,7 @@ from typing import Any
 from litestar import Request, delete, get, post
 from litestar.types import ASGIApp
 
-from cherenkov_server.routes.asking import body_of, owner_of, service_of
+from cherenkov_server.routes.asking import body_of, id_of, owner_of, service_of
 from cherenkov_server.stream import Json
 from cherenkov_server.wire.generation import checked_count
 from cherenkov_server.wire.reading import validated
@@ -38,15 +38,16 @@ async def open_session(request: Request[Any, Any, Any]) -> ASGIApp:
     return Json(session_object(info))
 
 
-@get("/v1/sessions/{session_id:str}")
-async def retrieve_session(request: Request[Any, Any, Any], session_id: str) -> ASGIApp:
+@get("/v1/sessions/{id:str}")
+async def retrieve_session(request: Request[Any, Any, Any]) -> ASGIApp:
     """Where a conversation stands."""
-    info = service_of(request).engine.session(session_id, owner_of(request))
+    info = service_of(request).engine.session(id_of(request), owner_of(request))
     return Json(session_object(info))
 
 
-@delete("/v1/sessions/{session_id:str}", status_code=200)
-async def close_session(request: Request[Any, Any, Any], session_id: str) -> ASGIApp:
+@delete("/v1/sessions/{id:str}", status_code=200)
+async def close_session(request: Request[Any, Any, Any]) -> ASGIApp:
     """Forget a conversation; a turn under way is cancelled."""
+    session_id = id_of(request)
     service_of(request).engine.close_session(session_id, owner_of(request))
     return Json({"id": session_id, "object": "session.deleted", "deleted": True})

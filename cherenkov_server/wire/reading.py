@@ -62,6 +62,9 @@ def _refusal(kind: type[BaseModel], found: Sequence[ErrorDetails]) -> Refusal:
     # What nobody knows first: it may be a slip for what is then said to be missing.
     unknown = [one for one in found if one["type"] == "extra_forbidden"]
     first = (unknown or found)[0]
+    if not unknown:  # of the alternatives that one parameter may be, the one that came furthest
+        same = [one for one in found if one["loc"][0] == first["loc"][0]]
+        first = max(same, key=lambda one: (len(_place(one["loc"])), not _is_of_type(one)))
     place = _place(first["loc"])
     if unknown:
         near = difflib.get_close_matches(str(first["loc"][-1]), sorted(kind.model_fields), n=1)
@@ -73,8 +76,12 @@ def _refusal(kind: type[BaseModel], found: Sequence[ErrorDetails]) -> Refusal:
         words = f"missing parameter: {place}"
         return Refusal(400, words, param=place, code="missing_required_parameter")
     reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
+    code = "invalid_type" if _is_of_type(first) else "invalid_value"
     return Refusal(400, f"{place}: {reason}", param=place, code=code)
+
+
+def _is_of_type(error: ErrorDetails) -> bool:
+    return error["type"].endswith("_type")
 
 
 def _place(steps: Sequence[int | str]) -> str:
@@ -83,7 +90,7 @@ def _place(steps: Sequence[int | str]) -> str:
     for step in steps:
         if isinstance(step, int):
             place += f"[{step}]"
-        elif step.isidentifier() or not place:
+        elif step.isidentifier() or step.isdigit() or not place:
             known = step in {"str", "int", "float", "bool", "list", "dict", "function-plain"}
             place += "" if known and place else f".{step:.60}" if place else f"{step:.60}"
     return place
