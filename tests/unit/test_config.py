@@ -41,6 +41,7 @@ def test_defaults(home):
         "precision": "",
         "context_tokens": None,
         "pool": "adaptive",
+        "memory_gb": None,
         "experts": None,
         "check_records": "first",
         "readers": 0,

@@ -39,6 +39,7 @@ from cherenkov.errors import Cancelled, CapacityError, ContextTooLong, RequestEr
 from cherenkov.lane import Step
 from cherenkov.logprobs import TokenLogprobs
 from cherenkov.serving.plain import PlainAnswer
+from cherenkov.testing.characters import STOP, Characters
 from cherenkov.text.messages import checked_message, checked_messages
 from cherenkov.text.tool_schema import ToolSet
 
@@ -48,10 +49,7 @@ if TYPE_CHECKING:
     from cherenkov.chat.options import ChatOptions
     from cherenkov.engine import Request
 
-__all__ = ["Characters", "Pause", "Script", "ScriptedModel"]
-
-STOP = 0
-"""The token that ends an answer."""
+__all__ = ["Pause", "Script", "ScriptedModel"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,37 +68,6 @@ class Pause:
 Part = str | Pause | BaseException
 Script = str | Iterable[Part] | Callable[["Request"], str | Iterable[Part]]
 """What to say: text, pauses, an error to end with; or a function that says so for each request."""
-
-
-class Characters:
-    """A tokenizer whose tokens are characters."""
-
-    stop_ids = frozenset({STOP})
-    size = 0x110000
-
-    def encode(self, text: str, *, special: bool = False) -> list[int]:  # noqa: ARG002 - nothing is
-        """One id a character."""
-        if any(0xD800 <= ord(c) < 0xE000 for c in text):
-            raise RequestError("the text is not valid Unicode", param="prompt")
-        return [ord(c) for c in text]
-
-    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The characters."""
-        return b"".join(self.token_bytes(i, special=special) for i in ids).decode()
-
-    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
-        """One character as UTF-8; nothing for what is none."""
-        if token == STOP:
-            return b"<stop>" if special else b""
-        known = token < self.size and not 0xD800 <= token < 0xE000
-        return chr(token).encode() if known else b""
-
-    def decoder(self, *, special: bool = False) -> Any:
-        """Nothing is ever held back."""
-        return SimpleNamespace(
-            feed=lambda token: self.token_bytes(token, special=special).decode(),
-            flush=lambda: "",
-        )
 
 
 @dataclass(slots=True, eq=False)
