@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("mlx.core", reason="MLX is not installed")
 
-from cherenkov.backends.kernel_calls import KERNELS
+from cherenkov.backends.kernel_catalogue import KERNELS
 from cherenkov.backends.shader_builds import (
     Run,
     check_with_clang,
