@@ -37,11 +37,11 @@ def problems(kernel: Kernel) -> list[str]:
     described = [
         f"{name}_{what}" for name in kernel.inputs for what in ("shape", "strides", "ndim")
     ]
-    for name in [*ATTRIBUTES, *described]:
-        if name in kernel.body and name not in names:
-            found.append(
-                f"body: MLX adds '{name}' since the text contains it, but the code does not use it"
-            )
+    found += [
+        f"body: MLX adds '{name}' since the text contains it, but the code does not use it"
+        for name in [*ATTRIBUTES, *described]
+        if name in kernel.body and name not in names
+    ]
     found += [f"body: input '{name}' is unused" for name in kernel.inputs if name not in names]
     return found
 
