@@ -13,7 +13,7 @@ from cherenkov.backends.shader_builds import (
     tool,
 )
 from tests.kernels.cases import cases
-from tests.kernels.emulated import EMULATION
+from tests.kernels.emulated import CACHE, EMULATION
 
 CASES = cases()
 CLANG, NVCC = tool("clang++", "clang"), tool("nvcc")
