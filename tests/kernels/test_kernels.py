@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("mlx.core", reason="MLX is not installed")
 
-from cherenkov.backends.kernel_calls import KERNELS
+from cherenkov.backends.kernel_catalogue import KERNELS
 from cherenkov.backends.shader_builds import (
     Run,
     check_with_clang,
@@ -13,7 +13,7 @@ from cherenkov.backends.shader_builds import (
     tool,
 )
 from tests.kernels.cases import cases
-from tests.kernels.emulated import EMULATION
+from tests.kernels.emulated import CACHE, EMULATION
 
 CASES = cases()
 CLANG, NVCC = tool("clang++", "clang"), tool("nvcc")
@@ -48,7 +48,7 @@ def test_the_order_of_lanes_does_not_show(name):
     launch = CASES[name]
     forward = run(launch)
     for array in forward:
-        assert np.isfinite(array).all(), "something was not written, or read before it was"
+        assert not np.isnan(array).any(), "something was not written, or read before it was"
     for order in (1, 2, 3):
         for one, other in zip(run(launch, order), forward, strict=True):
             np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
@@ -61,10 +61,12 @@ def test_address_spaces(name):
     assert check_with_clang(launch.kernel, launch.signature, CLANG) == ""
 
 
-@pytest.mark.cuda
+FIRST = {launch.kernel.name: name for name, launch in reversed(CASES.items())}
+
+
 @pytest.mark.skipif(NVCC is None, reason="no nvcc: nothing is compiled for NVIDIA here")
-@each_case
+@pytest.mark.parametrize("name", sorted(FIRST.values()))
 def test_compiles_for_nvidia(name):
     launch = CASES[name]
-    report = compile_for_cuda(launch.kernel, launch.signature, NVCC)
+    report = compile_for_cuda(launch.kernel, launch.signature, NVCC, place=CACHE)
     assert "0 bytes spill stores" in report
