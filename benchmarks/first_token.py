@@ -4,7 +4,7 @@
 
 One process, two models: all experts in memory, and a share of them. In turn: the prompt by the first, which only computes;
 reads of as many records as the second will miss, in random order, which only reads; the prompt by the second. Each round is
-another prompt. The ratio is the second's time to the larger of the other two, within a round.
+another prompt, and the order of the two models turns. The ratio is the second's time to the larger of the other two, within a round.
 Writes `benchmarks/results/<date>-<machine>-first-token.json`.
 """
 
@@ -33,15 +33,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SLOTS = 32
-_SHOWN = ("computing", "reading", "both", "ratio", "missing")
-_UNITS = dict(zip(_SHOWN, ("s", "s", "s", "x", "B"), strict=True))
+_SHOWN = ("computing", "reading", "both", "waited", "ratio", "missing", "cpu_ratio")
+_UNITS = dict(zip(_SHOWN, ("s", "s", "s", "s", "x", "B", "x"), strict=True))
+_WARMING = 256
 
 
-def first_token(model: Model, prompt: str) -> float:
-    """Seconds from the call to the first token."""
-    begun = time.perf_counter()
+def first_token(model: Model, prompt: str) -> tuple[float, float]:
+    """Seconds from the call to the first token, and processor time."""
+    begun, cpu = time.perf_counter(), time.process_time()
     model.generate(prompt, max_tokens=1, raw=True, ignore_eos=True)
-    return time.perf_counter() - begun
+    return time.perf_counter() - begun, time.process_time() - cpu
 
 
 def reading(reader: RecordReader, memory: NDArray[np.uint8], records: list[int]) -> float:
@@ -72,23 +73,25 @@ def measure(args: argparse.Namespace, store: PackedStore) -> dict[str, list[floa
         Model.load(store.path, pool="max", **options) as whole,
         Model.load(store.path, pool=pool, **options) as part,
     ):
-        for number in range(args.rounds + 1):  # the first fills the pools, and is not counted
-            draw = random.Random(number)
+        draw = random.Random(0)
+        for model in (whole, part):
+            model.generate("".join(draw.choices(string.ascii_letters, k=_WARMING)), max_tokens=1)
+        for number in range(args.rounds):
             prompt = "".join(draw.choices(string.ascii_letters, k=args.tokens))
-            computing = first_token(whole, prompt)
-            before, stalled = part.experts.stats.misses, part.experts.stats.stall_s
-            both = first_token(part, prompt)
-            missing = part.experts.stats.misses - before
+            before = part.experts.stats.copy()
+            taken = {}
+            for name in ("whole", "part")[:: 1 - 2 * (number % 2)]:
+                taken[name] = first_token(whole if name == "whole" else part, prompt)
+            (computing, cpu), (both, both_cpu) = taken["whole"], taken["part"]
+            stats = part.experts.stats.since(before)
+            missing = stats.misses
             records = [draw.randrange(store.records) for _ in range(missing)]
             alone = reading(reader, memory, records)
-            if number == 0:
-                continue
-            values = (computing, alone, both, both / max(computing, alone), missing * stride)
+            ratio, size = both / max(computing, alone), missing * stride
+            values = (computing, alone, both, stats.stall_s, ratio, size, both_cpu / cpu)
             for name, value in zip(_SHOWN, values, strict=True):
                 found.setdefault(name, []).append(value)
-            stall = part.experts.stats.stall_s - stalled
-            line = " ".join(f"{v:.3g}" for v in (*values, stall))
-            print(line, file=sys.stderr, flush=True)
+            print(" ".join(f"{v:.3g}" for v in values), file=sys.stderr, flush=True)
     reader.close()
     return found
 
@@ -109,9 +112,9 @@ def main() -> None:
     found = measure(args, store)
     run["first_token"] = {name: measurement(found[name], _UNITS[name]) for name in _SHOWN}
     medians = {name: run["first_token"][name]["median"] for name in _SHOWN}
-    row = [f"{medians[name]:.3g} s" for name in ("computing", "reading", "both")]
+    row = [f"{medians[name]:.3g} s" for name in _SHOWN[:4]]
     row += [f"{medians['ratio']:.2f}", f"{medians['missing'] / 1e9:.2f} GB"]
-    print(table(["computing", "reading", "both", "ratio", "read"], [row]))
+    print(table([*_SHOWN[:4], "ratio", "read"], [row]))
     print(f"\nkept in {save(run, args.output)}", file=sys.stderr)
 
 

@@ -1,12 +1,14 @@
 """Decoding with pools of several sizes, with and without reading ahead: what the disk allows, and what comes of it.
 
     python benchmarks/pools.py STORE --pools 4 8                      # a store of make_store.py
-    python benchmarks/pools.py ~/.cache/cherenkov-benchmarks/models/m2/store --pools 0.1 0.2 0.35 0.5 0.7 --resident
+    python benchmarks/pools.py ~/.cache/cherenkov-benchmarks/models/m2/store --pools 0.1 0.25 0.4 0.6 --together
 
 Every sample is a process of its own that gives two answers of `--decode` tokens; the second, which finds the pool filled, is
-what is shown. In a round each pool runs all ways in turn, the order rotates, and a ratio is taken within the round. The
-disk's bound is what random reads of records give for the bytes that were missing, as if reading were all there is to do;
-with `--resident`, the rate with every expert in memory bounds as well. Writes
+what is shown. With `--together` one process has a model for each way, and they answer in turn: that takes more memory, and tells small
+differences. The order rotates, and a ratio is taken within a round. Bytes are missing
+that neither were in memory nor would have been without reading ahead. The bound is what random reads of records give for them, or what
+computing alone takes, whichever is slower: the rate with every expert in memory (`--resident`), or else, what a step without reading
+ahead does not wait. Writes
 `benchmarks/results/<date>-<machine>-pools-<name>.json`.
 """
 
@@ -37,21 +39,26 @@ _UNITS = {
 }
 
 
-def sample(store: Path, pool: float | str, way: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One process."""
+def samples(store: Path, pool: float, args: argparse.Namespace) -> dict[str, Any]:
+    """Samples by way: from one process each, or all from one in turn."""
     job: dict[str, Any] = {"model": str(store), "threads": args.threads, "prompt": args.prompt}
-    job |= {"decode": args.decode, "pool": pool, "options": {"lookahead": way}}
-    command = [sys.executable, str(CHILDREN / "streaming_engine.py"), json.dumps(job)]
+    job |= {"decode": args.decode, "pool": pool}
+    if args.together:
+        return _child("streaming_engine.py", job | {"ways": args.ways, "rounds": args.rounds})
+    ways: dict[str, list[Any]] = {way: [] for way in args.ways}
+    share = 0.0
+    for number in range(args.rounds):
+        turn = number % len(args.ways)
+        for way in args.ways[turn:] + args.ways[:turn]:
+            found = _child("streaming_engine.py", job | {"options": {"lookahead": way}})
+            ways[way].append(found["warm"])
+            share = found["share"]
+    return {"ways": ways, "share": share}
+
+
+def _child(script: str, job: dict[str, Any]) -> dict[str, Any]:
+    command = [sys.executable, str(CHILDREN / script), json.dumps(job)]
     found: dict[str, Any] = json.loads(run_child(command)[0].splitlines()[-1])
-    return found
-
-
-def disk(store: PackedStore, args: argparse.Namespace) -> dict[str, float]:
-    """Rate of reads of records in random order, and the processor time they take."""
-    job = {"file": str(store.experts_path), "stride": store.expert_layout.stride_bytes}
-    job |= {"threads": 3, "bytes": args.disk_bytes}
-    command = [sys.executable, str(CHILDREN / "disk.py"), json.dumps(job)]
-    found: dict[str, float] = json.loads(run_child(command)[0].splitlines()[-1])
     return found
 
 
@@ -62,35 +69,40 @@ def measure(args: argparse.Namespace, store: PackedStore) -> tuple[Samples, dict
     """Samples of the machine, and by pool and way."""
     pools: dict[str, dict[str, Samples]] = {}
     machine: Samples = {}
-    for number in range(args.rounds):
-        forget(store.path)
-        facts = disk(store, args)
+    for pool in args.pools:
+        facts = _disk(store, args)
         if args.resident:
-            facts["resident"] = sample(store.path, "max", "off", args)["warm"]["decode"]
+            facts["resident"] = args.resident
         for key, value in facts.items():
             machine.setdefault(key, []).append(value)
-        turn = number % len(args.ways)
-        for pool in args.pools:
-            rates: dict[str, float] = {}
-            ways = pools.setdefault(f"{pool:g}", {})
-            for way in args.ways[turn:] + args.ways[:turn]:
-                found = sample(store.path, pool, way, args)
-                one = found["warm"] | {"share": found["share"]}
-                rates[way] = one["decode"]
-                one["bound_share"] = one["decode"] / _bound(one, facts)
-                kept = ways.setdefault(way, {})
-                for key in ("share", *_UNITS):
+        found = samples(store.path, pool, args)
+        for number in range(args.rounds):
+            ones = {way: found["ways"][way][number] for way in args.ways}
+            computing = 1 / facts["resident"] if args.resident else 0.0
+            if not args.resident and "off" in ones:
+                computing = 1 / ones["off"]["decode"] - ones["off"]["stall_s"]
+            for way, one in ones.items():
+                one |= {"share": found["share"]}
+                one["bound_share"] = one["decode"] / _bound(one, facts["rate"], computing)
+                if way != "off" and "off" in ones:
+                    one["ratio"] = one["decode"] / ones["off"]["decode"]
+                kept = pools.setdefault(f"{pool:g}", {}).setdefault(way, {})
+                for key in one.keys() & {"share", "ratio", *_UNITS}:
                     kept.setdefault(key, []).append(one[key])
-                print(f"{pool:g} GB {way:4} {one['decode']:.2f} tok/s", file=sys.stderr, flush=True)
-            for way in rates.keys() - {"off"} if "off" in rates else ():
-                ways[way].setdefault("ratio", []).append(rates[way] / rates["off"])
+        print(f"{pool:g} GB done", file=sys.stderr, flush=True)
     return machine, pools
 
 
-def _bound(one: dict[str, float], facts: dict[str, float]) -> float:
-    """Tokens a second at most."""
-    reading = one["missing_bytes"] / (facts["rate"] * 1e9)
-    return 1 / max(reading, 1 / facts["resident"] if "resident" in facts else 0.0)
+def _disk(store: PackedStore, args: argparse.Namespace) -> dict[str, float]:
+    """Rate of reads of records in random order, and the processor time they take."""
+    forget(store.path)
+    job = {"file": str(store.experts_path), "stride": store.expert_layout.stride_bytes}
+    return _child("disk.py", job | {"threads": 3, "bytes": args.disk_bytes})
+
+
+def _bound(one: dict[str, float], rate: float, computing: float) -> float:
+    """Tokens a second at most, by the disk's GB a second and seconds of computing."""
+    return 1 / max(one["missing_bytes"] / (rate * 1e9), computing)
 
 
 def summary(machine: Samples, pools: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +148,8 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=32, help="tokens before them")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--disk-bytes", type=int, default=10**9)
-    parser.add_argument("--resident", action="store_true", help="bound by computing as well")
+    parser.add_argument("--resident", type=float, default=0.0, help="tok/s with all in memory")
+    parser.add_argument("--together", action="store_true", help="all ways in one process, in turn")
     parser.add_argument("--name", default="", help="of the results file; the folder's if left out")
     parser.add_argument("--output", default="")
     args = parser.parse_args()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from cherenkov.chat.session import Session
+    from cherenkov.engine import Engine
     from cherenkov.errors import CherenkovError
     from cherenkov.experts.store import ExpertStore
     from cherenkov.model import Model
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CherenkovError",
+    "Engine",
     "ExpertStore",
     "Finished",
     "Model",
@@ -50,6 +52,7 @@ __all__ = [
 
 _HOME = {
     "CherenkovError": "cherenkov.errors",
+    "Engine": "cherenkov.engine",
     "ExpertStore": "cherenkov.experts.store",
     "Finished": "cherenkov.chat.replies",
     "Model": "cherenkov.model",

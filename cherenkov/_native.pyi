@@ -11,24 +11,58 @@ Spans: TypeAlias = Sequence[tuple[int, int, int, Any]]
 def isas() -> list[str]: ...
 def read_bandwidth(threads: int) -> float: ...
 
-# Passes over logits, `[V]` float32 or float64; see cherenkov/passes.py.
-def weigh(
-    logits: NDArray[Any], largest: float, temperature: float, weights: Floats, isa: str, /
+# Passes over logits, `[V]`, of which those of some ids were changed to values; see cherenkov/passes.py.
+Longs: TypeAlias = NDArray[np.int64]
+Doubles: TypeAlias = NDArray[np.float64]
+
+def mass(
+    logits: Floats, ids: Longs, values: Doubles, largest: float, temperature: float, isa: str, /
 ) -> float: ...
-def before(logits: NDArray[Any], weights: Floats, token: int, isa: str, /) -> tuple[float, int]: ...
-def column_maxima(logits: NDArray[Any], maxima: NDArray[Any], isa: str, /) -> None: ...
-def largest_ids(logits: NDArray[Any], ids: NDArray[np.int64], isa: str, /) -> None: ...
-def nth_id(logits: NDArray[Any], count: int, /) -> int: ...
-def punish(
-    logits: NDArray[Any],
-    ids: NDArray[np.int64],
-    counts: NDArray[np.int64],
+def before(
+    logits: Floats,
+    ids: Longs,
+    values: Doubles,
+    largest: float,
+    temperature: float,
+    first: int,
+    first_value: float,
+    second: int,
+    second_value: float,
+    isa: str,
+    /,
+) -> tuple[float, int, int, float, int, int]: ...
+def largest_ids(
+    logits: Floats, ids: Longs, values: Doubles, largest: Longs, isa: str, /
+) -> None: ...
+def nth_id(logits: Floats, ids: Longs, values: Doubles, count: int, isa: str, /) -> int: ...
+def amend(
+    logits: Floats,
+    seen: Longs,
+    counts: Longs,
     factor: float,
     presence: float,
     frequency: float,
-    changed: NDArray[np.float64],
+    biased: Longs,
+    biases: Doubles,
+    base: Floats,
+    ids: Longs,
+    values: Doubles,
     /,
-) -> None: ...
+) -> int: ...
+
+class Draws:
+    def __init__(
+        self,
+        logits: Floats,
+        ids: Longs,
+        values: Doubles,
+        largest: float,
+        temperature: float,
+        number: float,
+        isa: str,
+        /,
+    ) -> None: ...
+    def next(self) -> int: ...
 
 class Matrix:
     def __init__(

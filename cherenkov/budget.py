@@ -6,7 +6,7 @@ import ctypes
 import os
 import resource
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,9 @@ __all__ = [
     "demand_of",
     "gigabytes",
     "make_plan",
+    "memory_of",
     "smallest_plan",
+    "within",
 ]
 
 DEFAULT_CONTEXT = 8192
@@ -46,6 +48,10 @@ _RESERVE_BYTES = {"adaptive": 512 * MIB, "max": 128 * MIB}
 """Left to the interpreter and to the rest of the machine when the pool takes what remains: so much, or a share of what
 there is where that is less."""
 _RESERVE_SHARE = {"adaptive": 4, "max": 16}
+_SAMPLER_BYTES = 24
+"""For each entry of the vocabulary: logits, probabilities and their order."""
+_TOKEN_BYTES = 80
+"""For each token: its id, in a few places, its text, and what events and messages hold of that."""
 _WORKING_BYTES = 96 * MIB
 """The interpreter, libraries and tokenizer of an idle process."""
 
@@ -61,7 +67,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a store asks for, whatever the settings."""
+    """What a store asks for; and for how many sequences at once, and how much of what was read before is to be kept."""
 
     sizes: Sizes
     dense_bytes: int
@@ -71,12 +77,19 @@ class Demand:
     cache_itemsize: int = 4
     delta_kept: int = 0
     most_back: int = 0
+    sequences: int = 1
+    prefix_bytes: int = 0
 
     def state_bytes(self, context_tokens: int) -> int:
-        """Memory of one sequence of so many tokens."""
+        """What a model keeps of one sequence of so many tokens."""
         return self.sizes.state_bytes(
             context_tokens, self.cache_itemsize, self.delta_kept, self.most_back
         )
+
+    def sequence_bytes(self, context_tokens: int) -> int:
+        """Memory of one answer under way, its prompt included: state, sampler, tokens and text."""
+        beside = _SAMPLER_BYTES * self.sizes.vocab + _TOKEN_BYTES * context_tokens
+        return self.state_bytes(context_tokens) + beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +106,8 @@ class Plan:
     context_tokens: int
     chunk_rows: int
     available_bytes: int
+    sequences: int = 1
+    prefix_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -101,17 +116,24 @@ class Plan:
             self.dense_bytes
             + self.ngram_bytes
             + self.state_bytes
+            + self.prefix_bytes
             + self.scratch_bytes
             + self.pool_bytes
             + self.working_bytes
         )
+
+    @property
+    def _states(self) -> str:
+        each = f"state of {self.context_tokens} tokens"
+        return each if self.sequences == 1 else f"{self.sequences} times {each}"
 
     def sum(self) -> str:
         """The sum, for people."""
         parts = (
             ("dense", self.dense_bytes),
             ("n-grams", self.ngram_bytes),
-            (f"state of {self.context_tokens} tokens", self.state_bytes),
+            (self._states, self.state_bytes),
+            ("prefix cache", self.prefix_bytes),
             ("scratch", self.scratch_bytes),
             (f"pool of {self.slots} experts", self.pool_bytes),
             ("program", self.working_bytes),
@@ -153,6 +175,8 @@ def make_plan(
     *,
     context_tokens: int | None = None,
     pool: str | float = "adaptive",
+    sequences: int = 1,
+    prefix_bytes: int = 0,
 ) -> Plan:
     """Decide how much each part gets.
 
@@ -161,11 +185,14 @@ def make_plan(
         memory: what there is.
         context_tokens: longest sequence, or None for the default.
         pool: `"adaptive"` (what is left, with a margin), `"max"` (with less of one), or a size in GB.
+        sequences: answers that may be under way at once.
+        prefix_bytes: what was read before and is to be kept.
 
     Raises:
         ConfigError: if an argument makes no sense, whatever the machine.
         CapacityError: if the sum exceeds the memory there is; names the context or the pool that would fit.
     """
+    demand = replace(demand, sequences=sequences, prefix_bytes=prefix_bytes)
     context = _context(demand.sizes, context_tokens)
     slots = _fixed_slots(demand, pool)
     floor = _assemble(demand, memory, context, _smallest(demand) if slots is None else slots)
@@ -229,11 +256,12 @@ def _fixed_slots(demand: Demand, pool: str | float) -> int | None:
 def _assemble(
     demand: Demand, memory: Memory, context: int, slots: int, rows: int = PREFILL_ROWS
 ) -> Plan:
-    rows = max(min(rows, context), 1)
+    rows, several = max(min(rows, context), 1), demand.sequences
+    state_bytes = demand.state_bytes(context)
     return Plan(
         dense_bytes=demand.dense_bytes,
         ngram_bytes=demand.ngram_bytes,
-        state_bytes=demand.state_bytes(context),
+        state_bytes=state_bytes if several == 1 else several * demand.sequence_bytes(context),
         scratch_bytes=rows * demand.sizes.row_scratch_bytes + demand.sizes.vocab * 16,
         pool_bytes=slots * demand.stride_bytes,
         working_bytes=_WORKING_BYTES,
@@ -241,6 +269,8 @@ def _assemble(
         context_tokens=context,
         chunk_rows=rows,
         available_bytes=memory.available_bytes,
+        sequences=several,
+        prefix_bytes=demand.prefix_bytes,
     )
 
 
@@ -297,6 +327,23 @@ def available_memory(root: Path = Path("/")) -> Memory:
         return _darwin_memory()
     found = (_machine_memory(root), _group_memory(root), _limited_memory(root))
     return min((m for m in found if m is not None), key=lambda m: m.available_bytes)
+
+
+def within(memory: Memory, limit_gb: float | None) -> Memory:
+    """Memory, of which no more than a limit may be taken; None is no limit."""
+    if limit_gb is None or limit_gb * GB >= memory.available_bytes:
+        return memory
+    return Memory(memory.total_bytes, round(limit_gb * GB), "the limit that was set (memory_gb)")
+
+
+def memory_of(backend: Backend[Any, Any], machine: Memory) -> Memory:
+    """Memory that a model on a backend can take now: the machine's, or that of the backend's device."""
+    device = backend.working_set_bytes
+    if device is None:
+        return machine
+    if sys.platform == "darwin":  # the GPU's is a share of the machine's
+        return Memory(machine.total_bytes, min(device, machine.available_bytes), "the GPU")
+    return Memory(device, device, "the GPU")
 
 
 def _machine_memory(root: Path) -> Memory:

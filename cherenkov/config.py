@@ -3,6 +3,9 @@
 Each setting is taken from the first of these that has it: arguments, `CHERENKOV_<KEY>` in the environment,
 `cherenkov/config.toml` in the user's configuration folder, the built-in default. A key that nobody knows is an error
 wherever it stands, since a misspelt setting that is silently ignored is worse than none.
+
+The server has settings of its own (`cherenkov_server.config`), in sections. Their variables begin with the name of one
+(`CHERENKOV_SERVER_PORT`); they are read here, and judged there.
 """
 
 from __future__ import annotations
@@ -18,10 +21,24 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from cherenkov.errors import ConfigError, DiskError
 
-__all__ = ["ModelOptions", "Origin", "Place", "Settings", "explain", "load_settings", "places"]
+__all__ = [
+    "ModelOptions",
+    "Origin",
+    "Place",
+    "Settings",
+    "cache_folder",
+    "config_folder",
+    "explain",
+    "load_settings",
+    "places",
+    "prepare_mlx",
+    "read_table",
+    "server_variables",
+]
 
 PREFIX = "CHERENKOV_"
 FILE_LIMIT_BYTES = 64 << 10
+_SERVER_SECTIONS = ("SERVER_", "LIMITS_", "DEFAULTS_", "EXPERTS_")
 
 
 class Settings(BaseModel):
@@ -41,6 +58,8 @@ class Settings(BaseModel):
     """Precision of activations inside matrix products; empty for the backend's choice."""
     context_tokens: int | None = Field(default=None, ge=1)
     """Longest sequence; None for the model's or the library's default."""
+    memory_gb: float | None = Field(default=None, gt=0, lt=1e9, allow_inf_nan=False)
+    """Memory of the whole process; None for what is free."""
     pool: str | float = "adaptive"
     """Memory for experts: `adaptive`, `max`, or GB."""
     experts: int | None = Field(default=None, ge=2, le=16)
@@ -60,8 +79,22 @@ class Settings(BaseModel):
     speculate: Literal["auto", "mtp", "ngram", "off"] = "auto"
     """Guess with the model's draft head, from the text so far, whichever promises more, or not at all."""
 
+    sequences: int = Field(default=1, ge=1, le=64)
+    """Answers that may be under way at once, for whose states memory is planned: an engine's `max_batch`."""
+    prefix_cache_mib: int = Field(default=0, ge=0, le=1 << 20)
+    """Memory that is planned for what an engine has read before."""
+
     @field_validator(
-        "threads", "readers", "context_tokens", "experts", "miss_experts", "drafts", mode="before"
+        "threads",
+        "readers",
+        "context_tokens",
+        "experts",
+        "miss_experts",
+        "drafts",
+        "sequences",
+        "prefix_cache_mib",
+        "memory_gb",
+        mode="before",
     )
     @classmethod
     def _not_a_truth_value(cls, value: object) -> object:
@@ -108,6 +141,7 @@ class ModelOptions(TypedDict, total=False):
 
     backend: `auto`, `native`, `reference`.
     context_tokens: longest sequence, in tokens.
+    memory_gb: memory of the whole process.
     pool: memory for experts: `"adaptive"`, `"max"`, or GB.
     experts: bits of the routed experts: 3 or 2 for those that `prepare` made from the store's.
     miss_experts: 3 or 2: bits in which to read experts that a layer misses. The answer then depends on the cache.
@@ -118,6 +152,8 @@ class ModelOptions(TypedDict, total=False):
     check_records: compare the checksum of a record that is read: `first` time, `always`, `never`.
     readers: experts that are read from disk at a time, 1 to 8.
     lookahead: read what the next layer will likely need: `auto` (while that is faster), `on`, `off`.
+    sequences: answers that may be under way at once, for whose states memory is planned: `max_batch` of an engine.
+    prefix_cache_mib: memory that is planned for what an engine has read before.
     drafts: tokens to guess ahead in a step, at most: 0 to 3. They change nothing in what is said.
     speculate: guess with the model's draft head (`mtp`), from the text so far (`ngram`), whichever promises more
         (`auto`), or not at all (`off`).
@@ -125,6 +161,7 @@ class ModelOptions(TypedDict, total=False):
 
     backend: str
     context_tokens: int | None
+    memory_gb: float | None
     pool: str | float | None
     experts: int | None
     miss_experts: int | None
@@ -135,6 +172,8 @@ class ModelOptions(TypedDict, total=False):
     check_records: str | None
     readers: int | None
     lookahead: str | None
+    sequences: int | None
+    prefix_cache_mib: int | None
     drafts: int | None
     speculate: str | None
     data_dir: str | os.PathLike[str] | None
@@ -156,6 +195,22 @@ class Place:
     name: str
     path: Path
     source: str
+
+
+def cache_folder() -> Path:
+    """Where things are kept that can be made again."""
+    home, _ = _base_folder("XDG_CACHE_HOME", ".cache")
+    return home / "cherenkov"
+
+
+def prepare_mlx() -> None:
+    """Set what MLX reads from the environment when it starts; what the user has set stays.
+
+    Each kernel that reads the pool counts all of it towards a command buffer, which MLX would hand over after
+    every such kernel: by default at 40 to 50 million elements.
+    """
+    os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "1000000")
+    os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "200")
 
 
 def load_settings(**arguments: object) -> Settings:
@@ -236,29 +291,53 @@ def _from_environment() -> list[Origin]:
     return [
         Origin(name.removeprefix(PREFIX).lower(), value, name)
         for name, value in sorted(os.environ.items())
-        if name.startswith(PREFIX)
+        if name.startswith(PREFIX) and not _is_the_servers(name)
     ]
+
+
+def server_variables() -> dict[str, str]:
+    """Variables of the environment that belong to the server, by name."""
+    return {name: value for name, value in os.environ.items() if _is_the_servers(name)}
+
+
+def _is_the_servers(name: str) -> bool:
+    return name.startswith(PREFIX) and name.removeprefix(PREFIX).startswith(_SERVER_SECTIONS)
 
 
 def _from_file() -> list[Origin]:
     path = _config_file().path
+    return [Origin(key, value, str(path)) for key, value in (read_table(path) or {}).items()]
+
+
+def read_table(path: Path) -> dict[str, Any] | None:
+    """What a configuration file holds; None if there is no such file.
+
+    Raises:
+        ConfigError: if it is no TOML, or larger than 64 KiB.
+        DiskError: if it cannot be read.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(FILE_LIMIT_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return None
     except OSError as error:
         raise DiskError.wrap(error, path, "read") from error
     if len(data) > FILE_LIMIT_BYTES:
-        raise ConfigError("config.toml", str(path), "larger than 64 KiB", source="file")
+        raise ConfigError(path.name, str(path), "larger than 64 KiB", source="file")
     try:
         table: dict[str, Any] = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
-            "config.toml", str(path), f"is not valid TOML: {reason}", source="file"
+            path.name, str(path), f"is not valid TOML: {reason}", source="file"
         ) from error
-    return [Origin(key, value, str(path)) for key, value in table.items()]
+    return table
+
+
+def config_folder() -> Path:
+    """Where configuration files lie."""
+    return _config_file().path.parent
 
 
 def _config_file() -> Place:

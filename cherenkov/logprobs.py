@@ -10,7 +10,7 @@ from cherenkov.ranges import check_whole
 from cherenkov.selection import Row, largest_logit
 
 if TYPE_CHECKING:
-    from cherenkov.selection import Logits
+    from cherenkov.amended import Plain
 
 __all__ = ["TokenLogprobs", "checked_top_logprobs", "logprobs"]
 
@@ -33,7 +33,7 @@ class TokenLogprobs:
 
 
 def logprobs(
-    logits: Logits,
+    logits: Plain,
     token: int,
     top: int = 0,
     *,
@@ -56,8 +56,8 @@ def logprobs(
         BackendError: if a logit is NaN or +inf, or all are -inf.
     """
     row = Row(logits, largest_logit(logits, backend), 1.0) if row is None else row.at(1.0)
-    low, high = row.mass_bounds()
-    total = row.largest + math.log((low + high) / 2)
+    bounds = row.mass_bounds()
+    total = row.largest + math.log((bounds.low + bounds.high) / 2)
     ids = row.first(top).tolist() if top else []
     listed = tuple((i, float(logits[i]) - total) for i in ids)
     return TokenLogprobs(token, float(logits[token]) - total, listed)

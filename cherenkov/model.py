@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import override
 
-from cherenkov.architectures import family_of
 from cherenkov.assembly import Guessing, Streaming, describe, loaded_of, open_experts, text_folder
 from cherenkov.backends import create
 from cherenkov.backends.base import Backend, Options
-from cherenkov.budget import available_memory, demand_of, make_plan
+from cherenkov.budget import available_memory, demand_of, make_plan, memory_of, within
 from cherenkov.chat.options import Settings
 from cherenkov.chat.replies import Reply, Run, reply_of
 from cherenkov.chat.responder import Responder, Stopwatch
@@ -35,6 +34,7 @@ from cherenkov.text.reasoning import OPEN, opens_reasoning
 from cherenkov.text.stops import StopStrings
 from cherenkov.text.tokenizer import Tokenizer
 from cherenkov.text.tool_schema import ToolSet
+from cherenkov.units import MIB
 
 if TYPE_CHECKING:
     import os
@@ -86,7 +86,8 @@ class Model:
         self._streaming = streaming or Streaming()
         folder = text_folder(store)
         self._tokenizer = Tokenizer.open(folder)
-        self._sizes = family_of(store.config).sizes(store.config)
+        self._demand = demand_of(store.config, store.manifest, backend)
+        self._sizes = self._demand.sizes
         self._backend_name = describe(backend)
         self.experts = open_experts(store, backend, plan.slots, self._streaming)
         try:
@@ -142,9 +143,11 @@ class Model:
         try:
             plan = make_plan(
                 demand_of(store.config, store.manifest, made),
-                available_memory(),
+                within(memory_of(made, available_memory()), settings.memory_gb),
                 context_tokens=settings.context_tokens,
                 pool=settings.pool,
+                sequences=settings.sequences,
+                prefix_bytes=settings.prefix_cache_mib * MIB,
             )
             guessing = Guessing(settings.speculate, settings.drafts)
             return cls(store, made, plan=plan, streaming=streaming, guessing=guessing)
@@ -171,6 +174,10 @@ class Model:
     def vocab(self) -> int:
         """Entries of a row of logits."""
         return self._sizes.vocab
+
+    def sequence_bytes(self, tokens: int) -> int:
+        """Memory of an answer under way that may grow to so many tokens, its prompt included."""
+        return self._demand.sequence_bytes(tokens)
 
     def generate(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,13 +19,15 @@ from cherenkov.passes import nth_id
 from cherenkov.selection import Row, draws, place_of
 
 if TYPE_CHECKING:
-    from cherenkov.passes import Ids, Weights
+    from cherenkov.amended import Ids, Weights
 
 __all__ = ["Nucleus", "nucleus_size"]
 
 _NARROW = 1024
 """Tokens listed at most for a draw. Most nuclei are smaller."""
 _GROWTH = 8
+_FLAT = 16.0
+"""Where members weigh as much as so many of the most likely, there most often are more than that."""
 
 
 def nucleus_size(weights: Weights, target: float) -> int:
@@ -48,6 +51,8 @@ class Nucleus:
     top_p: float = 1.0
     min_p: float = 0.0
     _targets: tuple[float, float] | None = field(default=None, init=False)
+    _last: int | None = field(default=None, init=False)
+    _deepest: int = field(default=0, init=False)  # members known to come before another
     # Places `(-logit, id)`: up to here tokens are known to be in, from there on to be out.
     _inside: tuple[float, int] = field(default=(-math.inf, -1), init=False)
     _outside: tuple[float, int] = field(default=(math.inf, 2**62), init=False)
@@ -69,9 +74,16 @@ class Nucleus:
         Args:
             number: in [0, 1); decides everything.
         """
+        tokens = draws(self.row, number)
+        if self.top_p < 1 and self._seems_wide():
+            # A member that has so many before it settles it: there are more than can be listed.
+            first = next(tokens)
+            if self.holds(first) and self._deepest >= _NARROW:
+                return first
+            tokens = chain((first,), tokens)
         found = self._among_first(_NARROW)
         if found is None:
-            return next(token for token in draws(self.row, number) if self.holds(token))
+            return next(token for token in tokens if self.holds(token))
         ids, weights, least, most = found
         place = place_of(number, weights[:least])
         # The more members, the later the place: if it is the same for the least and the most there may be, that is it.
@@ -81,7 +93,7 @@ class Nucleus:
 
     def holds(self, token: int) -> bool:
         """Whether a token is a member."""
-        place = (-float(self.row.logits[token]), token)
+        place = self.row.place(token)
         if place <= self._inside:
             return True
         if place >= self._outside:
@@ -96,25 +108,25 @@ class Nucleus:
     def _holds(self, token: int) -> bool:
         if self.row.weight(token) < self.min_p:  # the most likely token weighs 1
             return False
-        if not self.top_k and self.top_p == 1:
-            return True
-        if self.top_p == 1:
-            return self.row.rank(token) < self.top_k
-        return self._falls_short(token)
+        last = self._last_of_top_k()
+        if last is not None and self.row.place(token) > self.row.place(last):
+            return False
+        return self.top_p == 1 or self._falls_short(token)
 
     def _falls_short(self, token: int) -> bool:
         """Whether the tokens before one of the k do not reach what top-p asks for."""
-        low, high = self._target_bounds()
-        if (-float(self.row.logits[token]), token) >= self._outside:
-            return False  # not one of the k
-        before = self.row.before(token)
-        if before.high < low:
-            return True
-        return before.low < high and self.row.mass_before(token) < self._target()
+        found = self.row.standing(token, self._last_of_top_k())
+        low, high = self._targets = self.top_p * found.total.low, self.top_p * found.total.high
+        falls_short = found.ahead.high < low or (
+            found.ahead.low < high and self.row.mass_before(token) < self._target()
+        )
+        if falls_short:
+            self._deepest = max(self._deepest, found.rank)
+        return falls_short
 
     def _among_first(self, count: int) -> tuple[Ids, Weights, int, int] | None:
         """Tokens, their weights, and how many of them are members at least and at most; None if others are too."""
-        row, size = self.row, self.row.logits.size
+        row, size = self.row, self.row.size
         left = min(self.top_k or size, size)
         listed = min(count, left)
         complete = listed == left
@@ -141,6 +153,10 @@ class Nucleus:
         """How many members there are, of the least and the most that the bounds allow. Slow."""
         return max(least, min(most, nucleus_size(weights, self._target())))
 
+    def _seems_wide(self) -> bool:
+        """Whether there may well be more members than are listed."""
+        return (not self.top_k or self.top_k > _NARROW) and self.row.looks_flat(_FLAT / self.top_p)
+
     def _is_wide(self, count: int) -> bool:
         """Whether a look tells that there are more members than so many, of which top-k leaves more."""
         row = self.row
@@ -148,24 +164,16 @@ class Nucleus:
             return False
         if not self.min_p:
             return True
-        with np.errstate(over="ignore"):
-            bound = row.logits.dtype.type(
-                row.largest + row.temperature * (math.log(self.min_p) + 1e-9)
-            )
-        surely = row.logits > np.nextafter(bound, row.logits.dtype.type(np.inf))
-        return int(np.count_nonzero(surely)) > count
+        bound = row.largest + row.temperature * (math.log(self.min_p) + 1e-9)
+        return row.how_many_above(math.nextafter(bound, math.inf)) > count
 
     def _target_bounds(self) -> tuple[float, float]:
         """Bounds of the sum of weights that top-p reaches."""
         if self._targets is None:
             last = self._last_of_top_k()
-            if last is None:
-                low, high = self.row.mass_bounds()
-            else:
-                before, weight = self.row.before(last), self.row.weight(last)
-                low, high = before.low + weight, before.high + weight
-                self._outside = min(self._outside, (-float(self.row.logits[last]), last + 1))
-            self._targets = self.top_p * low, self.top_p * high
+            row = self.row
+            total = row.mass_bounds() if last is None else row.standing(last, last).total
+            self._targets = self.top_p * total.low, self.top_p * total.high
         return self._targets
 
     def _target(self) -> float:
@@ -177,4 +185,6 @@ class Nucleus:
 
     def _last_of_top_k(self) -> int | None:
         """The least likely of the k most likely tokens; None if that is all tokens."""
-        return nth_id(self.row.logits, self.top_k) if self.top_k else None
+        if self._last is None and self.top_k:
+            self._last = nth_id(self.row.logits, self.top_k)
+        return self._last

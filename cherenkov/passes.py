@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+from cherenkov.amended import Amended, Ids, Logits, Plain, Weights, value_at, whole
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
+
+    from numpy.typing import NDArray
 
 _native: ModuleType | None
 try:
@@ -25,22 +29,16 @@ else:
     _native = _kernels
 
 __all__ = [
-    "Before",
-    "Ids",
-    "Logits",
-    "Weighed",
-    "Weights",
-    "before",
+    "Bounds",
+    "Standing",
+    "amended",
     "column_maxima",
+    "drawer",
     "largest_ids",
+    "mass",
     "nth_id",
-    "punished",
-    "weigh",
+    "standing",
 ]
-
-Logits = NDArray[np.float32] | NDArray[np.float64]
-Ids = NDArray[np.int64]
-Weights = NDArray[np.float64]
 
 BEST = ""
 """The instruction set for exponentials and sums: the best that the machine has."""
@@ -57,85 +55,153 @@ _ORDINARY = (1e-3, 1e6)
 """Temperatures outside are divided by in float64: their reciprocals leave the range of float32 exponents."""
 _STEEPEST = 1e300
 """The largest reciprocal of a temperature: 0 times it is still 0."""
+_NO_IDS: Ids = np.empty(0, np.int64)
+_NO_VALUES: Weights = np.empty(0, np.float64)
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
-    """Weights of a row, `[V]` float32, and bounds of their sum."""
+class Bounds:
+    """Two numbers, a few millionths apart, between which a sum of weights lies."""
 
-    weights: NDArray[np.float32]
     low: float
     high: float
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
-    """Bounds of the sum of the weights of the tokens before one, most likely first, ties by id."""
+class Standing:
+    """A token among others, most likely first, ties by id.
 
-    low: float
-    high: float
+    Attributes:
+        ahead: what those before it weigh.
+        rank: how many they are.
+        total: what all weigh.
+    """
+
+    ahead: Bounds
+    rank: int
+    total: Bounds
 
 
-def weigh(logits: Logits, largest: float, temperature: float) -> Weighed:
-    """Weights `exp((logit - largest) / temperature)` of all logits, `[V]`.
+def amended(
+    logits: Plain,
+    ids: Ids,
+    counts: Ids,
+    factor: float,
+    presence: float,
+    frequency: float,
+    biased: Ids,
+    biases: Weights,
+) -> Logits:
+    """The logits, those of `ids` punished, and then those of `biased` moved. Both ascend, within the vocabulary.
+
+    These are divided by `factor` if positive, else multiplied, and then less `presence + frequency * counts`.
+    """
+    if _native is None or logits.dtype != np.float32:
+        changed = logits.astype(np.float64)
+        found = changed[ids]
+        found = np.where(found > 0, found / factor, found * factor)
+        changed[ids] = found - (presence + frequency * counts)
+        changed[biased] += biases
+        return changed
+    base = np.empty(logits.size, np.float32)
+    places = np.empty(ids.size + biased.size, np.int64)
+    values = np.empty(places.size, np.float64)
+    row = np.ascontiguousarray(logits)
+    penalties = (factor, presence, frequency)
+    size = _native.amend(row, ids, counts, *penalties, biased, biases, base, places, values)
+    return Amended(base, places[:size], values[:size])
+
+
+def _parts(logits: Logits) -> tuple[NDArray[np.float32], Ids, Weights] | None:
+    """What kernels take of a row; None if NumPy must do."""
+    if isinstance(logits, Amended):
+        return logits.base, logits.ids, logits.values
+    if _native is None or logits.dtype != np.float32:
+        return None
+    return np.ascontiguousarray(logits), _NO_IDS, _NO_VALUES
+
+
+def _bounds(total: float, beside: float = 0.0) -> Bounds:
+    return Bounds(total * (1 - _RELATIVE_ERROR) + beside, total * (1 + _RELATIVE_ERROR) + beside)
+
+
+def mass(logits: Logits, largest: float, temperature: float) -> Bounds:
+    """Bounds of the sum of the weights `exp((logit - largest) / temperature)` of all logits.
 
     Args:
-        logits: none NaN.
+        logits: `[V]`, none NaN.
         largest: the largest of them.
         temperature: at least 1e-300.
     """
-    weights = np.empty(logits.size, np.float32)
-    if _native is not None:
-        row = np.ascontiguousarray(logits)
-        total = _native.weigh(row, largest, temperature, weights, BEST)
-    else:
-        starts = range(0, logits.size, _CHUNK)
-        total = sum(_weigh(logits, largest, temperature, weights, start) for start in starts)
-    return Weighed(weights, total * (1 - _RELATIVE_ERROR), total * (1 + _RELATIVE_ERROR))
+    parts = _parts(logits)
+    if parts is None:
+        return _bounds(_mass(whole(logits), largest, temperature))
+    assert _native is not None
+    return _bounds(_native.mass(*parts, largest, temperature, BEST))
 
 
-def _weigh(
-    logits: Logits, largest: float, temperature: float, weights: NDArray[np.float32], start: int
-) -> float:
-    """Weigh a chunk; its sum."""
-    chunk, out = logits[start : start + _CHUNK], weights[start : start + _CHUNK]
+def _mass(logits: Plain, largest: float, temperature: float) -> float:
+    starts = range(0, logits.size, _CHUNK)
+    return sum(_weigh(logits[start : start + _CHUNK], largest, temperature) for start in starts)
+
+
+def _weigh(chunk: Plain, largest: float, temperature: float) -> float:
+    """The sum of a chunk's weights."""
     with np.errstate(over="ignore"):
-        if logits.dtype == np.float32 and _ORDINARY[0] <= temperature <= _ORDINARY[1]:
-            np.subtract(chunk, np.float32(largest), out=out)
+        if chunk.dtype == np.float32 and _ORDINARY[0] <= temperature <= _ORDINARY[1]:
+            out = chunk - np.float32(largest)
             if temperature != 1:
                 out *= np.float32(1 / temperature)
         else:
             below = chunk.astype(np.float64) - largest
-            out[:] = below * min(1 / temperature, _STEEPEST)
+            out = (below * min(1 / temperature, _STEEPEST)).astype(np.float32)
     np.exp(out, out=out)
     return float(out.sum())
 
 
-def before(logits: Logits, weighed: Weighed, token: int, weight: float) -> Before:
-    """What comes before `token`, whose weight in float64 is given."""
-    if _native is not None:
-        row = np.ascontiguousarray(logits)
-        mass, equal = _native.before(row, weighed.weights, token, BEST)
+def standing(
+    logits: Logits, largest: float, temperature: float, token: int, last: int | None = None
+) -> Standing:
+    """What comes before a token, most likely first, ties by id, and what all tokens weigh, as for `mass`.
+
+    Args:
+        logits: as for `mass`.
+        largest: as for `mass`.
+        temperature: as for `mass`.
+        token: which.
+        last: a token that is not before it, beyond which nothing counts; None counts all.
+    """
+    value = value_at(logits, token)
+    end, end_value = (logits.size, -np.inf) if last is None else (last, value_at(logits, last))
+    parts = _parts(logits)
+    if parts is not None:
+        assert _native is not None
+        places = end, end_value, token, value
+        found = _native.before(*parts, largest, temperature, *places, BEST)
+        total, _, others, sooner, rank, equal = found
     else:
-        value = logits[token]
-        equal = int(np.count_nonzero(logits[:token] == value))
-        starts = range(0, logits.size, _CHUNK)
-        masked = weighed.weights * (logits > value)
-        mass = sum(float(masked[start : start + _CHUNK].sum()) for start in starts)
-    ties = equal * weight
-    low, high = mass * (1 - _RELATIVE_ERROR), mass * (1 + _RELATIVE_ERROR)
-    return Before(low + ties, high + ties)
+        row = whole(logits)
+        total, others = (
+            _mass(row[row > end_value], largest, temperature),
+            _equal(row, end_value, end),
+        )
+        sooner, equal = _mass(row[row > value], largest, temperature), _equal(row, value, token)
+        rank = int(np.count_nonzero(row > value))
+    with np.errstate(over="ignore"):
+        weight, of_last = np.exp(np.array([value - largest, end_value - largest]) / temperature)
+    ahead = _bounds(sooner, equal * float(weight))
+    return Standing(ahead, rank + equal, _bounds(total, (others + 1) * float(of_last)))
 
 
-def column_maxima(logits: Logits, columns: int) -> Logits:
+def _equal(row: Plain, value: float, before: int) -> int:
+    return int(np.count_nonzero(row[:before] == value))
+
+
+def column_maxima(logits: Plain, columns: int) -> Plain:
     """Maxima of the columns of the logits in rows of so many. The last row may be short."""
-    if _native is not None:
-        maxima: Logits = np.empty(columns, logits.dtype)
-        _native.column_maxima(np.ascontiguousarray(logits), maxima, BEST)
-        return maxima
-    whole = logits.size // columns * columns
-    maxima = logits[:whole].reshape(-1, columns).max(axis=0)
-    rest = logits[whole:]
+    rows = logits.size // columns * columns
+    maxima: Plain = logits[:rows].reshape(-1, columns).max(axis=0)
+    rest = logits[rows:]
     np.maximum(maxima[: rest.size], rest, out=maxima[: rest.size])
     return maxima
 
@@ -148,45 +214,44 @@ def largest_ids(logits: Logits, count: int) -> Ids:
     """
     size = logits.size
     if count >= size:
-        return np.argsort(-logits, kind="stable")
-    if _native is not None:
+        return np.argsort(-whole(logits), kind="stable")
+    parts = _parts(logits)
+    if parts is not None:
+        assert _native is not None
         ids: Ids = np.empty(count, np.int64)
-        _native.largest_ids(np.ascontiguousarray(logits), ids, BEST)
+        _native.largest_ids(*parts, ids, BEST)
         return ids
+    row = whole(logits)
     columns = max(_COLUMNS, 4 * count)
-    source = column_maxima(logits, columns) if columns < size else logits
+    source = column_maxima(row, columns) if columns < size else row
     bound = np.partition(source, source.size - count)[source.size - count]
-    listed = np.flatnonzero(logits > bound)  # ascending, so that a stable sort keeps ties by id
-    listed = listed[np.argsort(-logits[listed], kind="stable")[:count]]
+    listed = np.flatnonzero(row > bound)  # ascending, so that a stable sort keeps ties by id
+    listed = listed[np.argsort(-row[listed], kind="stable")[:count]]
     if listed.size < count:
-        equal = np.flatnonzero(logits == bound)[: count - listed.size]
+        equal = np.flatnonzero(row == bound)[: count - listed.size]
         listed = np.concatenate([listed, equal])
     return listed
 
 
 def nth_id(logits: Logits, count: int) -> int:
     """The id of the last of the `count` largest logits, in the order of `largest_ids`, `count` being at most V."""
-    if _native is not None:
-        return int(_native.nth_id(np.ascontiguousarray(logits), count))
-    value = np.partition(logits, logits.size - count)[logits.size - count]
-    equal = np.flatnonzero(logits == value)
-    return int(equal[count - np.count_nonzero(logits > value) - 1])
+    parts = _parts(logits)
+    if parts is not None:
+        assert _native is not None
+        return int(_native.nth_id(*parts, count, BEST))
+    row = whole(logits)
+    value = np.partition(row, row.size - count)[row.size - count]
+    equal = np.flatnonzero(row == value)
+    return int(equal[count - np.count_nonzero(row > value) - 1])
 
 
-def punished(
-    logits: Logits, ids: Ids, counts: Ids, factor: float, presence: float, frequency: float
-) -> Weights:
-    """The logits in float64, those of `ids` punished.
-
-    These are divided by `factor` if positive, else multiplied, and then less `presence + frequency * counts`.
-    """
-    if _native is not None:
-        changed: Weights = np.empty(logits.size, np.float64)
-        row = np.ascontiguousarray(logits)
-        _native.punish(row, ids, counts, factor, presence, frequency, changed)
-        return changed
-    changed = logits.astype(np.float64)
-    found = changed[ids]
-    found = np.where(found > 0, found / factor, found * factor)
-    changed[ids] = found - (presence + frequency * counts)
-    return changed
+def drawer(
+    logits: Logits, largest: float, temperature: float, number: float
+) -> Callable[[], int] | None:
+    """What draws the next token, as `selection.draws` says; None if NumPy must do."""
+    parts = _parts(logits)
+    if parts is None:
+        return None
+    assert _native is not None
+    draw: Callable[[], int] = _native.Draws(*parts, largest, temperature, number, BEST).next
+    return draw

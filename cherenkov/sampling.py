@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from cherenkov.amended import Ids, Logits, Plain, Weights, whole
 from cherenkov.errors import RequestError
 from cherenkov.nucleus import Nucleus
 from cherenkov.occurrences import Occurrences
-from cherenkov.passes import Ids, Logits, Weights, punished
+from cherenkov.passes import amended
 from cherenkov.ranges import check_real, check_whole, checked_biases, is_real, refused
 from cherenkov.selection import DRAW_AT_LEAST, Row, draws, largest_logit, likeliest, place_of
 
@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 MAX_BIASES = 1024
+_NOTHING = Occurrences()
+_BIASES_KEPT = 64
 _REALS = (
     "temperature",
     "top_p",
@@ -133,7 +135,7 @@ class Candidates:
 
 
 def choose(
-    logits: Logits,
+    logits: Plain,
     sampling: Sampling,
     random: np.random.Generator,
     *,
@@ -155,22 +157,22 @@ def choose(
         BackendError: if a logit is NaN or +inf, or all are -inf.
         RequestError: if `logit_bias` names a token beyond the vocabulary.
     """
-    changed = penalised(logits, sampling, seen)
+    changed = _amended(logits, sampling, seen)
     if changed is not logits:
-        logits, row = changed, None
+        row = None
     if sampling.is_greedy:
-        return greedy(logits, backend=backend)
+        return likeliest(changed, backend)
     if row is None:
-        row = Row(logits, largest_logit(logits, backend), 1.0)
+        row = Row(changed, largest_logit(changed, backend), 1.0)
     row = row.at(sampling.temperature)
-    if logits.size < DRAW_AT_LEAST:
+    if row.size < DRAW_AT_LEAST:
         kept = _candidates(row, sampling)
         return int(kept.ids[place_of(random.random(), kept.probabilities)])
     nucleus = _nucleus(row, sampling)
     return next(draws(row, random.random())) if nucleus is None else nucleus.draw(random.random())
 
 
-def greedy(logits: Logits, *, backend: str = "unknown") -> int:
+def greedy(logits: Plain, *, backend: str = "unknown") -> int:
     """The token with the largest logit, `[V]`; the lowest id of several.
 
     Raises:
@@ -179,7 +181,7 @@ def greedy(logits: Logits, *, backend: str = "unknown") -> int:
     return likeliest(logits, backend)
 
 
-def penalised(logits: Logits, sampling: Sampling, seen: Occurrences | None = None) -> Logits:
+def penalised(logits: Plain, sampling: Sampling, seen: Occurrences | None = None) -> Plain:
     """The logits after penalties and biases, `[V]`: the same array if there are none, else a float64 copy.
 
     Source: repetition, Keskar et al., CTRL (2019); presence and frequency, the OpenAI API reference.
@@ -187,33 +189,43 @@ def penalised(logits: Logits, sampling: Sampling, seen: Occurrences | None = Non
     Raises:
         RequestError: if `logit_bias` names a token beyond the vocabulary.
     """
-    punishes = sampling.needs_occurrences and seen is not None and seen.ids.size > 0
-    if not punishes and not sampling.logit_bias:
+    return whole(_amended(logits, sampling, seen))
+
+
+def _amended(logits: Plain, sampling: Sampling, seen: Occurrences | None) -> Logits:
+    if seen is None or not sampling.needs_occurrences:
+        seen = _NOTHING
+    if not seen.ids.size and not sampling.logit_bias:
         return logits
-    if punishes and seen is not None:
-        factor, presence = sampling.repetition_penalty, sampling.presence_penalty
-        frequency = sampling.frequency_penalty
-        changed = punished(logits, seen.ids, seen.counts, factor, presence, frequency)
-    else:
-        changed = logits.astype(np.float64)
-    if sampling.logit_bias:
-        tokens, biases = _arrays(tuple(sampling.logit_bias))
-        if tokens[-1] >= changed.size:
-            raise RequestError(
-                f"logit_bias: there is no token {tokens[-1]}, the last one is {changed.size - 1}",
-                param="logit_bias",
-            )
-        changed[tokens] += biases
-    return changed
+    tokens, biases = _arrays(cast("tuple[tuple[int, float], ...]", sampling.logit_bias))
+    if tokens.size and tokens[-1] >= logits.size:
+        raise RequestError(
+            f"logit_bias: there is no token {tokens[-1]}, the last one is {logits.size - 1}",
+            param="logit_bias",
+        )
+    factor, presence = sampling.repetition_penalty, sampling.presence_penalty
+    penalties = (factor, presence, sampling.frequency_penalty)
+    return amended(logits, seen.ids, seen.counts, *penalties, tokens, biases)
 
 
-@lru_cache(maxsize=8)
+_known_biases: dict[int, tuple[tuple[tuple[int, float], ...], Ids, Weights]] = {}
+
+
 def _arrays(pairs: tuple[tuple[int, float], ...]) -> tuple[Ids, Weights]:
     """Sorted pairs of a token and its bias, as arrays: they are the same for every token of an answer."""
-    return np.array([token for token, _ in pairs]), np.array([bias for _, bias in pairs])
+    known = _known_biases.get(
+        id(pairs)
+    )  # hashing a thousand pairs takes longer than all of the rest
+    if known is None or known[0] is not pairs:
+        ids = np.array([token for token, _ in pairs], np.int64)
+        known = pairs, ids, np.array([bias for _, bias in pairs], np.float64)
+        if len(_known_biases) >= _BIASES_KEPT:
+            _known_biases.clear()
+        _known_biases[id(pairs)] = known
+    return known[1:]
 
 
-def candidates(logits: Logits, sampling: Sampling, *, backend: str = "unknown") -> Candidates:
+def candidates(logits: Plain, sampling: Sampling, *, backend: str = "unknown") -> Candidates:
     """The tokens left after temperature, top-k, top-p and min-p, and their probabilities.
 
     Args:
@@ -230,7 +242,7 @@ def candidates(logits: Logits, sampling: Sampling, *, backend: str = "unknown") 
 def _candidates(row: Row, sampling: Sampling) -> Candidates:
     nucleus = _nucleus(row, sampling)
     if nucleus is None:
-        ids, weights = np.arange(row.logits.size), row.weights(slice(None))
+        ids, weights = np.arange(row.size), row.all_weights()
     else:
         ids, weights = nucleus.members()
     return Candidates(ids, weights / weights.sum())
@@ -238,7 +250,7 @@ def _candidates(row: Row, sampling: Sampling) -> Candidates:
 
 def _nucleus(row: Row, sampling: Sampling) -> Nucleus | None:
     """What top-k, top-p and min-p leave; None if that is everything."""
-    top_k = sampling.top_k if sampling.top_k < row.logits.size else 0
+    top_k = sampling.top_k if sampling.top_k < row.size else 0
     if not top_k and sampling.top_p == 1 and not sampling.min_p:
         return None
     return Nucleus(row, top_k, sampling.top_p, sampling.min_p)

@@ -14,18 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cherenkov.amended import Amended, Ids, Logits, Plain, Weights, value_at, values_at, whole
 from cherenkov.errors import BackendError
-from cherenkov.passes import (
-    Before,
-    Ids,
-    Logits,
-    Weighed,
-    Weights,
-    before,
-    column_maxima,
-    largest_ids,
-    weigh,
-)
+from cherenkov.passes import Bounds, Standing, column_maxima, drawer, largest_ids, mass, standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +42,7 @@ _TRIALS = 128
 """Trials made at a time."""
 _CHUNK = 32_768
 """Float64 weights summed at a time: what they need along the way stays in the cache."""
+_SAMPLED = 2048
 _COLDEST = 1e-300
 """Temperatures below have no finite reciprocal to speak of."""
 DRAW_AT_LEAST = 16 * _ROWS
@@ -59,10 +51,10 @@ DRAW_AT_LEAST = 16 * _ROWS
 
 @dataclass(slots=True)
 class _Found:
-    """What was found out about some logits: their first tokens, and weights by temperature."""
+    """What was found out about some logits: their first tokens, and sums of weights by temperature."""
 
     first: Ids | None = None
-    weighed: dict[float, Weighed] = field(default_factory=dict)
+    masses: dict[float, Bounds] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,56 +86,92 @@ class Row:
             known = self._found.first = largest_ids(self.logits, count)
         return known[:count]
 
-    def weights(self, ids: Ids | slice) -> Weights:
+    @property
+    def size(self) -> int:
+        """V."""
+        return self.logits.size
+
+    def place(self, token: int) -> tuple[float, int]:
+        """What tokens are sorted by, most likely first, ties by id."""
+        return -value_at(self.logits, token), token
+
+    def weights(self, ids: Ids) -> Weights:
         """Weights of some tokens, in float64 and in the shape of `ids`."""
-        below = self.logits[ids].astype(np.float64) - self.largest
-        # A tiny temperature: everything below the largest is impossible.
-        with np.errstate(over="ignore"):
-            weights: Weights = np.exp(below / self.temperature)
-        return weights
+        return self._weighed(values_at(self.logits, ids))
 
-    def mass(self) -> float:
-        """The sum of all weights, in float64."""
-        starts = range(0, self.logits.size, _CHUNK)
-        return math.fsum(float(self.weights(slice(i, i + _CHUNK)).sum()) for i in starts)
-
-    def mass_bounds(self) -> tuple[float, float]:
-        """Two numbers, a few millionths apart, between which the sum of all weights lies."""
-        weighed = self._weighed()
-        return weighed.low, weighed.high
-
-    def rank(self, token: int) -> int:
-        """How many tokens come before one, most likely first, ties by id."""
-        value = self.logits[token]
-        equal = np.count_nonzero(self.logits[:token] == value)
-        return int(np.count_nonzero(self.logits > value) + equal)
-
-    def before(self, token: int) -> Before:
-        """Bounds of what the tokens before one weigh, most likely first, ties by id."""
-        return before(self.logits, self._weighed(), token, self.weight(token))
-
-    def mass_before(self, token: int) -> float:
-        """The sum of the weights of all tokens before one, in float64. Slow."""
-        value = self.logits[token]
-        larger = Row(self.logits[self.logits > value], self.largest, self.temperature)
-        ties = np.count_nonzero(self.logits[:token] == value)
-        return larger.mass() + ties * self.weight(token)
+    def all_weights(self) -> Weights:
+        """Weights of all tokens, `[V]`, in float64. Slow."""
+        return self._weighed(whole(self.logits).astype(np.float64))
 
     def weight(self, token: int) -> float:
         """The weight of a token, in float64."""
-        return float(self.weights(slice(token, token + 1))[0])
+        return float(self._weighed(np.array([value_at(self.logits, token)]))[0])
 
-    def _weighed(self) -> Weighed:
-        known = self._found.weighed.get(self.temperature)
+    def _weighed(self, values: Plain) -> Weights:
+        # A tiny temperature: everything below the largest is impossible.
+        with np.errstate(over="ignore"):
+            weights: Weights = np.exp((values - self.largest) / self.temperature)
+        return weights
+
+    def mass(self) -> float:
+        """The sum of all weights, in float64. Slow."""
+        return self._mass(whole(self.logits))
+
+    def _mass(self, logits: Plain) -> float:
+        chunks = (logits[i : i + _CHUNK] for i in range(0, logits.size, _CHUNK))
+        return math.fsum(float(self._weighed(one.astype(np.float64)).sum()) for one in chunks)
+
+    def mass_bounds(self) -> Bounds:
+        """Bounds of the sum of all weights, a few millionths apart."""
+        known = self._found.masses.get(self.temperature)
         if known is None:
-            known = self._found.weighed[self.temperature] = self._weigh()
+            if self.temperature >= _COLDEST:
+                known = mass(self.logits, self.largest, self.temperature)
+            else:
+                known = Bounds(*(self.mass(),) * 2)
+            self._found.masses[self.temperature] = known
         return known
 
-    def _weigh(self) -> Weighed:
+    def standing(self, token: int, last: int | None) -> Standing:
+        """What comes before a token, and what all weigh up to the `last`, which is not before it; None is all."""
         if self.temperature >= _COLDEST:
-            return weigh(self.logits, self.largest, self.temperature)
-        mass = self.mass()
-        return Weighed(self.weights(slice(None)).astype(np.float32), mass, mass)
+            found = standing(self.logits, self.largest, self.temperature, token, last)
+        else:
+            ahead = Bounds(*(self.mass_before(token),) * 2)
+            total = self.mass() if last is None else self.mass_before(last) + self.weight(last)
+            rank = int(np.count_nonzero(whole(self.logits) > value_at(self.logits, token)))
+            found = Standing(ahead, rank, Bounds(total, total))
+        if last is None:
+            self._found.masses[self.temperature] = found.total
+        return found
+
+    def looks_flat(self, least: float) -> bool:
+        """Whether all tokens seem to weigh `least` together. A guess, from a few of them, for what is only about speed."""
+        stride = max(1, self.size // _SAMPLED)
+        base = self.logits.base if isinstance(self.logits, Amended) else self.logits
+        return float(self._weighed(base[stride // 2 :: stride]).sum()) * stride >= least
+
+    def mass_before(self, token: int) -> float:
+        """The sum of the weights of all tokens before one, in float64. Slow."""
+        logits = whole(self.logits)
+        value = logits[token]
+        ties = np.count_nonzero(logits[:token] == value)
+        return self._mass(logits[logits > value]) + ties * self.weight(token)
+
+    def how_many_above(self, value: float) -> int:
+        """How many logits exceed a value."""
+        if isinstance(self.logits, Amended):
+            listed = np.count_nonzero(self.logits.values > value)
+            return int(listed) + _how_many_above(self.logits.base, value)
+        return _how_many_above(self.logits, value)
+
+
+def _how_many_above(logits: Plain, value: float) -> int:
+    with np.errstate(over="ignore"):
+        near = logits.dtype.type(value)
+    if float(near) > value:  # numbers of this type exceed the value if they exceed the next below
+        near = np.nextafter(near, logits.dtype.type(-math.inf))
+    return int(np.count_nonzero(logits > near))
 
 
 def likeliest(logits: Logits, backend: str) -> int:
@@ -152,6 +180,8 @@ def likeliest(logits: Logits, backend: str) -> int:
     Raises:
         BackendError: naming `backend`, if a logit is NaN or +inf, or all are -inf.
     """
+    if isinstance(logits, Amended):
+        return _likeliest(logits, backend)
     if logits.ndim != 1 or not logits.size:
         raise BackendError(backend, "logits", f"shape {logits.shape} instead of [V]")
     token = int(np.argmax(logits))  # the first NaN if there is one
@@ -161,13 +191,23 @@ def likeliest(logits: Logits, backend: str) -> int:
     return token
 
 
+def _likeliest(logits: Amended, backend: str) -> int:
+    best, place = int(np.argmax(logits.base)), int(np.argmax(logits.values))
+    value, changed = float(logits.base[best]), float(logits.values[place])
+    if not value < math.inf or not changed < math.inf or value == changed == -math.inf:
+        return likeliest(whole(logits), backend)  # which says what is wrong
+    if changed == value:
+        return min(best, int(logits.ids[place]))
+    return int(logits.ids[place]) if changed > value else best
+
+
 def largest_logit(logits: Logits, backend: str) -> float:
     """The largest of the logits, `[V]`.
 
     Raises:
         BackendError: as `likeliest`.
     """
-    return float(logits[likeliest(logits, backend)])
+    return value_at(logits, likeliest(logits, backend))
 
 
 def place_of(number: float, weights: Weights) -> int:
@@ -197,14 +237,24 @@ def draws(row: Row, number: float) -> Iterator[int]:
 
     Source: von Neumann, Various techniques used in connection with random digits (1951).
     """
-    size = row.logits.size
+    native = drawer(row.logits, row.largest, row.temperature, number)
+    if native is None:
+        yield from _draws(row, number)
+    else:
+        while True:
+            yield native()
+
+
+def _draws(row: Row, number: float) -> Iterator[int]:
+    logits = whole(row.logits)
+    size = logits.size
     columns = size // _ROWS
     rows = -(-size // columns)
-    maxima = column_maxima(row.logits, columns)
+    maxima = column_maxima(logits, columns)
     hot = _hottest(maxima, min(_SINGLES, columns))
     ids = (hot[:, None] + columns * np.arange(rows)).ravel()
     ids = ids[ids < size]
-    tops = Row(maxima, row.largest, row.temperature).weights(slice(None))
+    tops = Row(maxima, row.largest, row.temperature).all_weights()
     bounds = tops * rows
     bounds[hot] = 0
     reached = np.cumsum(np.concatenate([row.weights(ids), bounds]))
@@ -221,7 +271,7 @@ def draws(row: Row, number: float) -> Iterator[int]:
         yield from tokens[accepted].tolist()
 
 
-def _hottest(maxima: Logits, count: int) -> Ids:
+def _hottest(maxima: Plain, count: int) -> Ids:
     """Some columns with the largest maxima, ascending."""
     bound = np.partition(maxima, maxima.size - count)[maxima.size - count]
     return np.flatnonzero(maxima >= bound)[:count]

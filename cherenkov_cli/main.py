@@ -19,7 +19,18 @@ from cherenkov_cli.show import complain
 
 __all__ = ["cli", "run"]
 
-_COMMANDS = ("run", "chat", "prepare", "verify", "inspect", "plot", "doctor", "paths")
+_COMMANDS = (
+    "run",
+    "chat",
+    "serve",
+    "prepare",
+    "verify",
+    "inspect",
+    "plot",
+    "doctor",
+    "kernels",
+    "paths",
+)
 
 _COMPLETE = "_CHERENKOV_COMPLETE"
 _COMPLETION = click.Option(["--complete"], envvar=_COMPLETE)
@@ -32,6 +43,7 @@ _HELP = """Run Mixture-of-Experts language models far larger than memory.
     cherenkov prepare path/to/checkpoint --output path/to/store
     cherenkov run path/to/store "What is the capital of France?"
     cherenkov chat path/to/store
+    cherenkov serve path/to/store
 """
 
 

@@ -9,13 +9,17 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from cherenkov.backends import mlx_probe
 from cherenkov.backends.base import Backend, Options
 from cherenkov.errors import BackendError, ConfigError
 
 __all__ = ["Availability", "available", "create"]
 
 _HOME = {
+    "metal": ("cherenkov.backends.metal", "Metal"),
+    "cuda": ("cherenkov.backends.cuda", "Cuda"),
     "native": ("cherenkov.backends.native", "Native"),
+    "mlx": ("cherenkov.backends.mlx", "Mlx"),
     "reference": ("cherenkov.backends.reference", "Reference"),
 }
 """In order of preference."""
@@ -48,7 +52,7 @@ def create(name: str = "auto", options: Options | None = None) -> Backend[Any, A
     """
     options = options or Options()
     if name == "auto":
-        return _make(next(a.name for a in available() if a.usable), options)
+        return _make(next(each for each in _HOME if _probe(each).usable), options)
     if name not in _HOME:
         raise ConfigError("backend", name, f"choose auto, {', '.join(_HOME)}")
     probe = _probe(name)
@@ -67,6 +71,9 @@ def _make(name: str, options: Options) -> Backend[Any, Any]:
 def _probe(name: str) -> Availability:
     if name == "reference":
         return Availability(name, usable=True, reason="NumPy float32, the oracle; slow")
+    if name != "native":
+        found = mlx_probe.probe(name)
+        return Availability(name, usable=found.usable, reason=found.reason)
     native = importlib.import_module("cherenkov.backends.native")
     missing: str = native.unavailable()
     if missing:

@@ -139,6 +139,11 @@ class Backend(ABC, Generic[M, A]):
         """What was chosen at run time, for people: instruction set, threads, precision."""
         return ""
 
+    @property
+    def working_set_bytes(self) -> int | None:
+        """Memory that a device of its own has free for weights, states and pool; None if it is the machine's."""
+        return None
+
     def close(self) -> None:
         """Release threads and memory. The backend is not used again."""
 

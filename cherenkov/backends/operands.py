@@ -227,6 +227,7 @@ class AttentionState(Generic[A]):
     index_keys: A
     block_keys: A
     length: int = 0
+    block: int = 1
 
 
 @dataclass(slots=True)
@@ -325,6 +326,12 @@ class ExpertPool:
     def slots(self) -> int:
         """How many records fit."""
         return len(self.memory)
+
+    def landed(self, slot: int) -> None:
+        """A record lies in `memory[slot]`. Nothing to do where kernels read that memory."""
+
+    def settle(self) -> None:
+        """Wait until all that has landed is where kernels read it."""
 
 
 class Arrivals(Protocol):

@@ -11,10 +11,14 @@ from cherenkov.lane import admit
 from cherenkov.text.messages import checked_message
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cherenkov.chat.options import Settings
     from cherenkov.chat.record import Record
     from cherenkov.chat.responder import Prompt, Responder
+    from cherenkov.text.tool_schema import ToolSet
 
-__all__ = ["certain_length", "checked_said", "fitting"]
+__all__ = ["certain_length", "checked_said", "fitting", "lasting_length", "opening_length"]
 
 _ANSWER_ROOM = 512
 """Tokens that trimming keeps free for an answer of unknown length, within a quarter of the context."""
@@ -22,6 +26,7 @@ _PROBE = (
     {"role": "assistant", "content": "a", "reasoning_content": "a"},
     {"role": "user", "content": "a"},
 )
+_PLAIN_PROBE = ({"role": "assistant", "content": "a"}, _PROBE[1])
 
 
 def checked_said(message: object) -> list[dict[str, Any]]:
@@ -88,12 +93,53 @@ def certain_length(
     responder: Responder, record: Record, said: list[dict[str, Any]], prompt: Prompt
 ) -> int:
     """How much of the prompt the next turn's will begin with, whatever is answered."""
-    messages = [*record.opening, *record.messages[record.first :], *said, *_PROBE]
+    messages = [*record.opening, *record.messages[record.first :], *said]
+    return _common_with(_PROBE, responder, messages, record.tools, record.settings, prompt)
+
+
+def lasting_length(
+    responder: Responder,
+    messages: Sequence[Mapping[str, Any]],
+    tools: ToolSet,
+    settings: Settings,
+    prompt: Prompt,
+) -> int:
+    """How much of a conversation's prompt will likely stay as it is once there is an answer.
+
+    If all of it does, the answer's tokens will too. Only an answer that was asked to begin with reasoning likely has some.
+    """
+    probe = _PROBE if prompt.opened else _PLAIN_PROBE
+    return _common_with(probe, responder, messages, tools, settings, prompt)
+
+
+def _common_with(
+    probe: Sequence[Mapping[str, Any]],
+    responder: Responder,
+    messages: Sequence[Mapping[str, Any]],
+    tools: ToolSet,
+    settings: Settings,
+    prompt: Prompt,
+) -> int:
+    """How much of a prompt the one with such messages behind would begin with."""
     try:
-        probe = responder.prompt(messages, record.tools, record.settings)
+        longer = responder.prompt([*messages, *probe], tools, settings)
     except (TemplateError, RequestError):  # a template that allows no such answer: no mark
         return 0
-    return common_length(prompt.ids, probe.ids)
+    return common_length(prompt.ids, longer.ids)
+
+
+def opening_length(
+    responder: Responder,
+    messages: Sequence[Mapping[str, Any]],
+    tools: ToolSet,
+    settings: Settings,
+    prompt: Prompt,
+) -> int:
+    """How much of it other conversations with the same system message and tools will begin with."""
+    opening = [one for one in messages[:1] if one["role"] in {"system", "developer"}]
+    if not opening and not tools.definitions:
+        return 0
+    return _common_with(_PROBE[1:], responder, opening, tools, settings, prompt)
 
 
 def _next_turn(record: Record, said: list[dict[str, Any]]) -> int | None:

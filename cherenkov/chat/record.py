@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +21,12 @@ from cherenkov.text.messages import MAX_DEPTH, checked_message
 from cherenkov.text.tool_schema import ToolSet
 from cherenkov.units import MIB
 
-__all__ = ["OVERFLOWS", "Record", "read_record", "write_record"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cherenkov.chat.replies import Reply
+
+__all__ = ["OVERFLOWS", "Record", "checked_system", "read_record", "state_of", "write_record"]
 
 OVERFLOWS = ("error", "trim")
 KIND = "cherenkov session"
@@ -59,12 +65,67 @@ class Record:
         """The system message, if there is one."""
         return [{"role": "system", "content": self.system}] if self.system else []
 
+    @classmethod
+    def begin(
+        cls,
+        *,
+        system: str | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        settings: Settings,
+        overflow: str,
+    ) -> Record:
+        """A conversation of no turns.
+
+        Raises:
+            RequestError: something makes no sense; `param` says what.
+        """
+        if overflow not in OVERFLOWS:
+            raise RequestError(
+                f"overflow = {overflow!r:.80}: must be one of {', '.join(OVERFLOWS)}",
+                param="overflow",
+            )
+        random = state_of(settings.sampling.generator())
+        return cls(checked_system(system), ToolSet(tools), settings, random, overflow)
+
+    def after(
+        self, said: Sequence[dict[str, Any]], reply: Reply, random: np.random.Generator
+    ) -> Record:
+        """What a turn makes of it: all that changes, in one value."""
+        return replace(
+            self,
+            messages=(*self.messages, *said, checked_message("reply", reply.message)),
+            random=state_of(random),
+            usage=self.usage + reply.usage,
+        )
+
+    def numbers(self, options: Mapping[str, Any]) -> np.random.Generator:
+        """The random numbers of a turn with these options: those of the session, unless a seed begins them anew."""
+        if "seed" in options or getattr(options.get("sampling"), "seed", None) is not None:
+            return self.settings.sampling.generator()
+        return self.generator()
+
     def generator(self) -> np.random.Generator:
         """Random numbers from where the last turn stopped."""
         bits = np.random.PCG64(0)
         state: Any = self.random
         bits.state = state
         return np.random.Generator(bits)
+
+
+def checked_system(text: object) -> str | None:
+    """A system message, or None.
+
+    Raises:
+        RequestError: if it is no text.
+    """
+    if text is not None and not isinstance(text, str):
+        raise RequestError(f"system: must be text, not a {type(text).__name__}", param="system")
+    return text or None
+
+
+def state_of(random: np.random.Generator) -> dict[str, Any]:
+    """Where random numbers are, to go on from."""
+    return copy.deepcopy(dict(random.bit_generator.state))
 
 
 def write_record(path: str | os.PathLike[str], record: Record, store: str) -> None:

@@ -113,11 +113,13 @@ class Responder:
         Raises:
             TemplateError: if the model has none.
         """
-        with self.lock:
-            self.check_open()
-            if self._template is None:
-                self._template = ChatTemplate.open(self._folder, self.tokenizer.controls)
-            return self._template
+        if self._template is None:
+            with self.lock:
+                self.check_open()
+                if self._template is None:
+                    self._template = ChatTemplate.open(self._folder, self.tokenizer.controls)
+        self.check_open()  # without the lock: a step that is being made need not be waited for
+        return self._template
 
     def prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: ToolSet, settings: Settings

@@ -16,11 +16,10 @@ from typing_extensions import override
 
 from cherenkov.chat.kept import Kept
 from cherenkov.chat.prompting import certain_length, checked_said, fitting
-from cherenkov.chat.record import OVERFLOWS, Record, read_record, write_record
+from cherenkov.chat.record import Record, checked_system, read_record, write_record
 from cherenkov.chat.replies import Finished, reply_of
 from cherenkov.errors import Cancelled, RequestError
 from cherenkov.prefill import advance
-from cherenkov.text.messages import checked_message
 from cherenkov.text.tool_schema import ToolSet
 
 if TYPE_CHECKING:
@@ -64,20 +63,9 @@ class Session:
     ) -> None:
         """Use `Model.session`."""
         responder.check_open()
-        if overflow not in OVERFLOWS:
-            raise RequestError(
-                f"overflow = {overflow!r:.80}: must be one of {', '.join(OVERFLOWS)}",
-                param="overflow",
-            )
         self._begin_with(
             responder,
-            Record(
-                system=_checked_system(system),
-                tools=ToolSet(tools),
-                settings=settings,
-                random=_state(settings.sampling.generator()),
-                overflow=overflow,
-            ),
+            Record.begin(system=system, tools=tools, settings=settings, overflow=overflow),
         )
 
     def _begin_with(self, responder: Responder, record: Record) -> None:
@@ -121,7 +109,7 @@ class Session:
 
     @system.setter
     def system(self, text: str | None) -> None:
-        checked = _checked_system(text)
+        checked = checked_system(text)
         with self._claimed():
             self._record = replace(self._record, system=checked)
 
@@ -244,7 +232,7 @@ class Session:
                 before, settings=settings, tools=before.tools if tools is None else tools
             )
             record, prompt = fitting(self._responder, record, said)
-            random = _generator(record, options)
+            random = record.numbers(options)
             with self._responder.lock:
                 self._check()
                 state = self._kept.begin(prompt.ids)
@@ -274,13 +262,7 @@ class Session:
     ) -> None:
         """End the turn: everything that it changes, in one assignment."""
         self._check()
-        answer = checked_message("reply", reply.message)
-        after = replace(
-            record,
-            messages=(*record.messages, *said, answer),
-            random=_state(random),
-            usage=record.usage + reply.usage,
-        )
+        after = record.after(said, reply, random)
         self._kept.settle()
         self._record = after
 
@@ -342,20 +324,3 @@ class _Claim:
 
     def __exit__(self, *_: object) -> None:
         self._busy.release()
-
-
-def _checked_system(text: object) -> str | None:
-    if text is not None and not isinstance(text, str):
-        raise RequestError(f"system: must be text, not a {type(text).__name__}", param="system")
-    return text or None
-
-
-def _state(random: np.random.Generator) -> dict[str, Any]:
-    return copy.deepcopy(dict(random.bit_generator.state))
-
-
-def _generator(record: Record, options: Mapping[str, Any]) -> np.random.Generator:
-    """The random numbers of a turn: those of the session, unless a seed begins them anew."""
-    if "seed" in options or getattr(options.get("sampling"), "seed", None) is not None:
-        return record.settings.sampling.generator()
-    return record.generator()

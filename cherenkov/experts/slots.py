@@ -78,6 +78,7 @@ class Slots:
         self._policy = policy
         self._stats = stats
         self._tell = tell
+        self._landed: Callable[[int], None] = pool.landed
         self._reads: Reads | None = None
         self.awaiting: dict[int, Coming] = {}  # by slot
         self.ranked: deque[int] = deque()  # what the policy would empty next, and
@@ -195,6 +196,7 @@ class Slots:
         self.table.fill(NOTHING)
         self.record_in.fill(NOTHING)
         self._memory = self._memory[:0].copy()  # a view would keep all of it
+        self._landed = _nobody
 
     def _pick(self, count: int, kept: list[int]) -> list[int]:
         """Up to `count` of the ranked slots that may be emptied now."""
@@ -248,6 +250,7 @@ class Slots:
             coming.kind.failed += 1
             self._policy.left(coming.slot)
             return False
+        self._landed(coming.slot)
         coming.kind.completed += 1
         coming.kind.completed_bytes += size
         self._stats.read_bytes += size
@@ -302,3 +305,7 @@ class Slots:
                 records, slots = [c.record for c in again], [c.slot for c in again]
                 if records:
                     begin(reads, records, slots, required=required, lower=lower)
+
+
+def _nobody(_slot: int) -> None:
+    """Nobody is told any more."""

@@ -19,6 +19,7 @@ from cherenkov.errors import CapacityError, DiskError
 from cherenkov.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
     from types import TracebackType
 
@@ -54,8 +55,12 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
     """Create or replace a file so that it is seen either as it was or complete.
+
+    Args:
+        path: of the file.
+        data: its content, or pieces of it.
 
     Raises:
         DiskError: if it cannot be written.
@@ -72,7 +77,7 @@ def write_file(path: Path, data: bytes) -> None:
             if before is not None:  # who may read it is not ours to change
                 os.fchmod(descriptor, stat.S_IMODE(before))
             with os.fdopen(descriptor, "wb", closefd=False) as file:
-                file.write(data)
+                file.writelines([data] if isinstance(data, bytes) else data)
             flush(descriptor)
             working.replace(path)
         except BaseException:

@@ -239,6 +239,7 @@ void sparse_attention(Engine& e, const SparseAttention& w, const float* x, int r
     Inputs in(e, x, static_cast<size_t>(w.hidden), rows, w.hidden);
     const Product projections[] = {{&w.q, &in, work.queries, query_width}, {&w.k, &in, keys, kv_width},
                                    {&w.v, &in, values, kv_width}, {&w.index, &in, work.index, index_width}};
+    e.pool.ahead.expect({&w.o});
     multiply(e, projections, 4);
     add_bias(e, work.queries, w.q_bias, query_width, rows);
     add_bias(e, keys, w.k_bias, kv_width, rows);
@@ -283,6 +284,7 @@ void sparse_attention(Engine& e, const SparseAttention& w, const float* x, int r
 
     Inputs mixed(e, work.mixed, query_width / 2, rows, static_cast<int>(query_width / 2));
     const Product output{&w.o, &mixed, out, static_cast<size_t>(w.hidden)};
+    e.pool.ahead.expect(e.later);
     multiply(e, &output, 1);
     add_bias(e, out, w.o_bias, static_cast<size_t>(w.hidden), rows);
 }

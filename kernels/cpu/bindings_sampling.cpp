@@ -9,13 +9,29 @@ namespace cherenkov::cpu {
 namespace {
 
 using Longs = Array<const int64_t, 1>;
-template <typename T>
-using Logits = Array<const T, 1>;
+using Doubles = Array<const double, 1>;
 
-template <typename T>
-LogitRow<T> row_of(const Logits<T>& logits, const char* operation) {
-    need(logits.shape(0) > 0, operation, "there are no logits");
-    return {logits.data(), static_cast<int64_t>(logits.shape(0))};
+bool ascend(const int64_t* ids, int64_t count, int64_t size) {
+    int64_t falls = 0;
+    for (int64_t i = 1; i < count; i++) falls += static_cast<int64_t>(ids[i] <= ids[i - 1]);
+    return falls == 0 && (count == 0 || (ids[0] >= 0 && ids[count - 1] < size));
+}
+
+bool are_numbers(const double* values, int64_t count) {
+    int64_t broken = 0;
+    for (int64_t i = 0; i < count; i++) broken += static_cast<int64_t>(values[i] != values[i]);
+    return broken == 0;
+}
+
+// The parts of a row: `[V]` logits, and `[U]` ids and values of those that were changed.
+LogitRow row_of(const Const<1>& logits, const Longs& ids, const Doubles& values, const char* operation) {
+    const auto size = static_cast<int64_t>(logits.shape(0)), changed = static_cast<int64_t>(ids.shape(0));
+    need(size > 0, operation, "there are no logits");
+    need(size <= std::numeric_limits<int32_t>::max(), operation, "there are too many logits");
+    need(values.shape(0) == ids.shape(0), operation, "there must be a value for every id");
+    need(ascend(ids.data(), changed, size), operation, "the ids must ascend, within the vocabulary");
+    need(are_numbers(values.data(), changed), operation, "a changed logit is NaN");
+    return {logits.data(), size, ids.data(), values.data(), changed};
 }
 
 const Kernels& kernels_of(const std::string& isa, const char* operation) {
@@ -24,92 +40,122 @@ const Kernels& kernels_of(const std::string& isa, const char* operation) {
     return *kernels;
 }
 
-template <typename T>
-double weigh_row(const Logits<T>& logits, double largest, double temperature, const Out<1>& weights,
-                 const std::string& isa) {
-    const auto row = row_of(logits, "weigh");
-    const Kernels& kernels = kernels_of(isa, "weigh");
-    need(weights.shape(0) == logits.shape(0), "weigh", "there must be as many weights as logits");
-    need(temperature > 0, "weigh", "the temperature must be above 0");
-    const nb::gil_scoped_release release;
-    return weigh(kernels, row, largest, temperature, weights.data());
+Weighing weighing(double largest, double temperature, const char* operation) {
+    need(temperature > 0, operation, "the temperature must be above 0");
+    return {largest, temperature};
 }
 
-template <typename T>
-nb::tuple before_token(const Logits<T>& logits, const Const<1>& weights, int64_t token, const std::string& isa) {
-    const auto row = row_of(logits, "before");
+double mass_of(const Const<1>& logits, const Longs& ids, const Doubles& values, double largest, double temperature,
+               const std::string& isa) {
+    const auto row = row_of(logits, ids, values, "mass");
+    const Kernels& kernels = kernels_of(isa, "mass");
+    const Weighing by = weighing(largest, temperature, "mass");
+    const nb::gil_scoped_release release;
+    return mass(kernels, row, by);
+}
+
+nb::tuple before_tokens(const Const<1>& logits, const Longs& ids, const Doubles& values, double largest,
+                        double temperature, int64_t first, double first_value, int64_t second, double second_value,
+                        const std::string& isa) {
+    const auto row = row_of(logits, ids, values, "before");
     const Kernels& kernels = kernels_of(isa, "before");
-    need(weights.shape(0) == logits.shape(0), "before", "there must be as many weights as logits");
-    need(token >= 0 && token < row.size, "before", "there is no such token");
-    Before found{};
+    const Weighing by = weighing(largest, temperature, "before");
+    need(first >= 0 && first <= row.size && second >= 0 && second < row.size, "before", "there is no such token");
+    need(first_value <= second_value, "before", "the second must be no less likely than the first");
+    Before found{}, sooner{};
     {
         const nb::gil_scoped_release release;
-        found = before(kernels, row, weights.data(), token);
+        found = before(kernels, row, by, {first, first_value}, {second, second_value}, sooner);
     }
-    return nb::make_tuple(found.mass, found.equal);
+    return nb::make_tuple(found.mass, found.larger, found.equal, sooner.mass, sooner.larger, sooner.equal);
 }
 
-template <typename T>
-void column_maxima_of(const Logits<T>& logits, const Array<T, 1>& maxima, const std::string& isa) {
-    const auto row = row_of(logits, "column_maxima");
-    const Kernels& kernels = kernels_of(isa, "column_maxima");
-    const auto columns = static_cast<int64_t>(maxima.shape(0));
-    need(columns > 0 && columns <= row.size, "column_maxima", "there must be 1 to V columns");
-    const nb::gil_scoped_release release;
-    column_maxima(kernels, row, columns, maxima.data());
-}
-
-template <typename T>
-void largest_ids_of(const Logits<T>& logits, const Array<int64_t, 1>& ids, const std::string& isa) {
-    const auto row = row_of(logits, "largest_ids");
+void largest_ids_of(const Const<1>& logits, const Longs& ids, const Doubles& values, const Array<int64_t, 1>& out,
+                    const std::string& isa) {
+    const auto row = row_of(logits, ids, values, "largest_ids");
     const Kernels& kernels = kernels_of(isa, "largest_ids");
-    const auto count = static_cast<int64_t>(ids.shape(0));
+    const auto count = static_cast<int64_t>(out.shape(0));
     need(count > 0 && count <= row.size, "largest_ids", "count must be 1 to V");
-    const nb::gil_scoped_release release;
-    const auto found = largest_ids(kernels, row, count);
-    std::copy(found.begin(), found.end(), ids.data());
+    std::vector<int64_t> found;
+    {
+        const nb::gil_scoped_release release;
+        found = largest_ids(kernels, row, count);
+    }
+    need(!found.empty(), "largest_ids", "a logit is NaN");
+    std::copy(found.begin(), found.end(), out.data());
 }
 
-template <typename T>
-int64_t nth_id_of(const Logits<T>& logits, int64_t count) {
-    const auto row = row_of(logits, "nth_id");
+int64_t nth_id_of(const Const<1>& logits, const Longs& ids, const Doubles& values, int64_t count,
+                  const std::string& isa) {
+    const auto row = row_of(logits, ids, values, "nth_id");
+    const Kernels& kernels = kernels_of(isa, "nth_id");
     need(count > 0 && count <= row.size, "nth_id", "count must be 1 to V");
-    need(row.size <= std::numeric_limits<int32_t>::max(), "nth_id", "there are too many logits");
-    const nb::gil_scoped_release release;
-    return nth_id(row, count);
+    int64_t id = -1;
+    {
+        const nb::gil_scoped_release release;
+        id = nth_id(kernels, row, count);
+    }
+    need(id >= 0, "nth_id", "a logit is NaN");
+    return id;
 }
 
-template <typename T>
-void punish_row(const Logits<T>& logits, const Longs& ids, const Longs& counts, double factor, double presence,
-                double frequency, const Array<double, 1>& changed) {
-    const auto row = row_of(logits, "punish");
-    const auto known = static_cast<int64_t>(ids.shape(0));
-    need(counts.shape(0) == ids.shape(0), "punish", "there must be a count for every id");
-    need(changed.shape(0) == logits.shape(0), "punish", "the result must be as long as the logits");
-    bool inside = true;
-    for (int64_t i = 0; i < known; i++) inside = inside && ids.data()[i] >= 0 && ids.data()[i] < row.size;
-    need(inside, "punish", "an id is beyond the vocabulary");
+int64_t amend_row(const Const<1>& logits, const Longs& seen, const Longs& counts, double factor, double presence,
+                  double frequency, const Longs& biased, const Doubles& biases, const Out<1>& data,
+                  const Array<int64_t, 1>& ids, const Array<double, 1>& values) {
+    const auto size = static_cast<int64_t>(logits.shape(0));
+    const Occurred occurred{seen.data(), counts.data(), static_cast<int64_t>(seen.shape(0))};
+    const Biases added{biased.data(), biases.data(), static_cast<int64_t>(biased.shape(0))};
+    need(counts.shape(0) == seen.shape(0), "amend", "there must be a count for every id");
+    need(biases.shape(0) == biased.shape(0), "amend", "there must be a bias for every id");
+    need(ascend(occurred.ids, occurred.size, size) && ascend(added.ids, added.size, size), "amend",
+         "the ids must ascend, within the vocabulary");
+    need(data.shape(0) == logits.shape(0), "amend", "the result must be as long as the logits");
+    const size_t room = seen.shape(0) + biased.shape(0);
+    need(ids.shape(0) >= room && values.shape(0) >= room, "amend", "the lists have no room for all that changes");
     const nb::gil_scoped_release release;
-    punish(row, ids.data(), counts.data(), known, factor, presence, frequency, changed.data());
+    return amend(logits.data(), size, occurred, {factor, presence, frequency}, added, data.data(), ids.data(),
+                 values.data());
 }
 
-template <typename T>
-void bind_for(nb::module_& m) {
-    using nb::arg;
-    m.def("weigh", &weigh_row<T>, arg().noconvert(), arg(), arg(), arg().noconvert(), arg());
-    m.def("before", &before_token<T>, arg().noconvert(), arg().noconvert(), arg(), arg());
-    m.def("column_maxima", &column_maxima_of<T>, arg().noconvert(), arg().noconvert(), arg());
-    m.def("largest_ids", &largest_ids_of<T>, arg().noconvert(), arg().noconvert(), arg());
-    m.def("nth_id", &nth_id_of<T>, arg().noconvert(), arg());
-    m.def("punish", &punish_row<T>, arg().noconvert(), arg().noconvert(), arg().noconvert(), arg(), arg(), arg(),
-          arg().noconvert());
-}
+// Draws, and the arrays they look into.
+struct HeldDraws {
+    Const<1> logits;
+    Longs ids;
+    Doubles values;
+    Draws draws;
+
+    HeldDraws(Const<1> l, Longs i, Doubles v, double largest, double temperature, double number, const std::string& isa)
+        : logits(std::move(l)), ids(std::move(i)), values(std::move(v)),
+          draws(made(logits, ids, values, largest, temperature, number, isa)) {}
+
+    static Draws made(const Const<1>& logits, const Longs& ids, const Doubles& values, double largest,
+                      double temperature, double number, const std::string& isa) {
+        const auto row = row_of(logits, ids, values, "Draws");
+        const Kernels& kernels = kernels_of(isa, "Draws");
+        const Weighing by = weighing(largest, temperature, "Draws");
+        need(number >= 0 && number < 1, "Draws", "the number must be from 0 to below 1");
+        Draws draws(kernels, row, by, number);
+        need(draws.possible(), "Draws", "there is nothing to draw, or a logit is NaN");
+        return draws;
+    }
+};
 
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
-    bind_for<float>(m);
-    bind_for<double>(m);
+    using nb::arg;
+    m.def("mass", &mass_of, arg().noconvert(), arg().noconvert(), arg().noconvert(), arg(), arg(), arg());
+    m.def("before", &before_tokens, arg().noconvert(), arg().noconvert(), arg().noconvert(), arg(), arg(), arg(), arg(),
+          arg(), arg(), arg());
+    m.def("largest_ids", &largest_ids_of, arg().noconvert(), arg().noconvert(), arg().noconvert(), arg().noconvert(),
+          arg());
+    m.def("nth_id", &nth_id_of, arg().noconvert(), arg().noconvert(), arg().noconvert(), arg(), arg());
+    m.def("amend", &amend_row, arg().noconvert(), arg().noconvert(), arg().noconvert(), arg(), arg(), arg(),
+          arg().noconvert(), arg().noconvert(), arg().noconvert(), arg().noconvert(), arg().noconvert());
+    nb::class_<HeldDraws>(m, "Draws")
+        .def(nb::init<Const<1>, Longs, Doubles, double, double, double, const std::string&>(), arg().noconvert(),
+             arg().noconvert(), arg().noconvert(), arg(), arg(), arg(), arg())
+        .def("next", [](HeldDraws& held) { return held.draws.next(); });
 }
 
 }  // namespace cherenkov::cpu

@@ -111,10 +111,12 @@ private:
     // Dot products of a row's key, then of its query, with the keys of its chunk up to its own.
     float* dots(size_t key_head, size_t row) const { return dots_ + (key_head * rows_ + row) * 2 * chunk; }
 
+    void fetch_taps(const Span<DeltaState>& span, int first, int last) const;
     void convolve(const Span<DeltaState>& span, int first, int last) const;
     void find_dots(const Span<DeltaState>& span, int spilled, size_t key_head) const;
     void run_head(const Span<DeltaState>& span, int spilled, size_t head, float* scratch) const;
     void run_row(size_t head, size_t row, size_t slot, float* values, float* decays, float* shares, float* recalled) const;
+    void expect_heads(const std::vector<Span<DeltaState>>& spans) const;
     void keep_keys(const Span<DeltaState>& span, int spilled) const;
     size_t head_scratch() const { return (chunk * n_.dk + 2 * chunk * n_.dv + 2 * chunk + n_.dk * n_.dv + 15) / 16 * 16; }
 
@@ -130,6 +132,19 @@ private:
     float* const mixed_;      // [R, Hv*dv]
     float* const dots_;       // [Hk, R, 2, chunk]
 };
+
+// Asks memory for what the convolution of these channels reads beside its input.
+void Rows::fetch_taps(const Span<DeltaState>& span, int first, int last) const {
+    const Ring ring(span.state.history, w_.conv.taps - 1, n_.channels);
+    for (int t = 0; t < w_.conv.taps; t++) {
+        const float* weights = w_.conv.weights.data() + static_cast<size_t>(t) * n_.channels;
+        const float* earlier = t + 1 < w_.conv.taps ? ring.slot(span.position + t + 1 - w_.conv.taps) : weights;
+        for (int c = first; c < last; c += 16) {
+            __builtin_prefetch(weights + c);
+            __builtin_prefetch(earlier + c);
+        }
+    }
+}
 
 // Causal convolution and silu of channels [first, last) of a sequence's rows; its history of them moves on.
 void Rows::convolve(const Span<DeltaState>& span, int first, int last) const {
@@ -254,15 +269,32 @@ void Rows::keep_keys(const Span<DeltaState>& span, int spilled) const {
     }
 }
 
+// What comes after the projections: the recurrent matrices, then the output's.
+void Rows::expect_heads(const std::vector<Span<DeltaState>>& spans) const {
+    e_.pool.ahead.begin();
+    for (const auto& span : spans) {
+        Weights matrix;
+        matrix.codes = reinterpret_cast<const uint8_t*>(span.state.matrix);
+        matrix.codes_stride = n_.dv * sizeof(float);
+        matrix.rows = static_cast<int>(n_.heads * n_.dk);
+        e_.pool.ahead.add(matrix);
+    }
+    e_.pool.ahead.end();
+}
+
 void Rows::run(const float* x, const std::vector<Span<DeltaState>>& spans, float* out) {
     const auto hidden = static_cast<size_t>(w_.hidden), width = n_.heads * n_.dv;
     const int rows = static_cast<int>(rows_);
     Inputs in(e_, x, hidden, rows, w_.hidden);
     const Product projections[] = {{&w_.qkv, &in, channels_, n_.channels}, {&w_.z, &in, gate_, width},
                                    {&w_.a, &in, a_, n_.heads}, {&w_.b, &in, b_, n_.heads}};
-    multiply(e_, projections, 4, [&](Finished f) {
+    expect_heads(spans);
+    multiply(e_, projections, 4, [&](Outputs f) {
         if (f.product != 0) return;
         for (const auto& span : spans) convolve(span, f.first, f.last);
+    }, [&](Outputs f) {
+        if (f.product != 0) return;
+        for (const auto& span : spans) fetch_taps(span, f.first, f.last);
     });
 
     int* spills = e_.scratch.take<int>(spans.size());
@@ -275,6 +307,7 @@ void Rows::run(const float* x, const std::vector<Span<DeltaState>>& spans, float
 
     const size_t each = head_scratch();
     float* scratch = e_.scratch.take(each * static_cast<size_t>(e_.pool.threads()));
+    e_.pool.ahead.expect({&w_.out});
     const Task heads{w_.value_heads, rows_ * n_.dk * n_.dv * 2, 0};
     in_pieces(e_, &heads, 1, [&](int, int first, int last, int thread) {
         for (int head = first; head < last; head++)
@@ -285,6 +318,7 @@ void Rows::run(const float* x, const std::vector<Span<DeltaState>>& spans, float
 
     Inputs mixed(e_, mixed_, width, rows, static_cast<int>(width));
     const Product output{&w_.out, &mixed, out, hidden};
+    e_.pool.ahead.expect(e_.later);
     multiply(e_, &output, 1);
 }
 

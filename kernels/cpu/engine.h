@@ -1,5 +1,6 @@
 // What every operation runs on: kernels, threads, scratch memory; and how work is cut among the threads.
 #pragma once
+#include <array>
 #include <mutex>
 
 #include "kernels.h"
@@ -16,6 +17,8 @@ struct Engine {
     const Precision precision;
     StealPool pool;
     Scratch scratch;
+    // What the operation after this one reads first, if whoever runs both says so.
+    std::array<const Weights*, 3> later{};
     std::mutex turn;  // operations run one at a time, whichever thread asks
 };
 
@@ -94,14 +97,15 @@ struct Product {
     size_t stride;
 };
 
-// What after() of multiply() is told: outputs [first, last) of a product are there, for all rows.
-struct Finished {
+// Outputs [first, last) of a product, for all rows.
+struct Outputs {
     int product, first, last;
 };
 
-// All products in one parallel region. after(Finished) runs on the thread that finished a piece, while it is warm.
-template <typename F>
-void multiply(Engine& e, const Product* products, int count, const F& after) {
+// All products in one parallel region. after(Outputs) runs on the thread that finished a piece, while it is warm;
+// before(Outputs) before it begins, to ask memory for what `after` will want.
+template <typename F, typename G>
+void multiply(Engine& e, const Product* products, int count, const F& after, const G& before) {
     Row** rows = e.scratch.take<Row*>(static_cast<size_t>(count));
     Task* tasks = e.scratch.take<Task>(static_cast<size_t>(count));
     for (int p = 0; p < count; p++) {
@@ -115,13 +119,19 @@ void multiply(Engine& e, const Product* products, int count, const F& after) {
     }
     in_pieces(e, tasks, count, [&](int p, int first, int last, int) {
         const Product& product = products[p];
+        before(Outputs{p, first, last});
         e.k.multiply(*product.w, e.precision, rows[p], product.x->rows(), first, last);
-        after(Finished{p, first, last});
+        after(Outputs{p, first, last});
     });
 }
 
+template <typename F>
+void multiply(Engine& e, const Product* products, int count, const F& after) {
+    multiply(e, products, count, after, [](Outputs) {});
+}
+
 inline void multiply(Engine& e, const Product* products, int count) {
-    multiply(e, products, count, [](Finished) {});
+    multiply(e, products, count, [](Outputs) {});
 }
 
 }  // namespace cherenkov::cpu

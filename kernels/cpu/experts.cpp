@@ -48,6 +48,9 @@ void compute(Engine& e, Job* jobs, int count) {
     Task* tasks = e.scratch.take<Task>(static_cast<size_t>(count));
     for (int j = 0; j < count; j++)
         tasks[j] = matrix_task(jobs[j].gate.rows, jobs[j].gate.row_bytes() + jobs[j].up.row_bytes(), jobs[j].pairs);
+    e.pool.ahead.begin();
+    for (int j = 0; j < count; j++) e.pool.ahead.add(jobs[j].down);
+    e.pool.ahead.end();
     in_pieces(e, tasks, count, [&](int j, int first, int last, int) {
         const Job& job = jobs[j];
         Weights gate = job.gate, up = job.up;  // read in turns
@@ -65,6 +68,7 @@ void compute(Engine& e, Job* jobs, int count) {
         for (int i = 0; i < job.pairs; i++) job.outputs[i].x = job.activations->packed.row(job.down, job.first + i);
         tasks[j] = matrix_task(job.down.rows, job.down.row_bytes(), job.pairs);
     }
+    e.pool.ahead.expect(e.later);
     in_pieces(e, tasks, count, [&](int j, int first, int last, int) {
         Weights down = jobs[j].down;
         if (last == down.rows && j + 1 < count) down.ahead = jobs[j + 1].down.row(0);  // else the next piece follows
@@ -122,6 +126,7 @@ void route(Engine& e, const Weights& gate, int top_k, bool normalise, const floa
     float* scores = e.scratch.take(static_cast<size_t>(rows) * experts);
     Inputs in(e, x, static_cast<size_t>(gate.cols), rows, gate.cols);
     const Product product{&gate, &in, scores, experts};
+    e.pool.ahead.expect(e.later);
     multiply(e, &product, 1);
     const Task task{rows, experts * static_cast<size_t>(top_k + 4), 0};
     in_pieces(e, &task, 1, [&](int, int first, int last, int) {
@@ -170,7 +175,7 @@ void Mixture::lay_out(int row_count, int k, int width, int stream_count) {
 }
 
 void choose(Engine& e, const GatedResidual& read, const Weights& gate, bool normalise, const float* wide, Mixture& m) {
-    read_residual(e, read, wide, m.rows, m.x, m.gain);
+    read_residual(e, read, wide, m.rows, m.x, m.gain, {&gate});
     route(e, gate, m.top_k, normalise, m.x, m.rows, m.ids, m.weights);
 }
 

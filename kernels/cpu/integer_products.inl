@@ -160,6 +160,45 @@ void integer_rows(const Weights& w, const Row* rows, int first, int last) {
         for (int n = first; n < last; n += R) integer_strip<Bits, P, M, 32>(w, in, n, last);
 }
 
+// --- rows of a single group ---------------------------------------------------------------------------------------------
+
+constexpr int narrow_outputs = 8;
+
+// A matrix with a group in each row, and a block in each group: low-rank factors are such. A quad would be mostly padding.
+inline bool is_narrow(const Weights& w) { return lanes == narrow_outputs && w.cols == block_codes && w.group == block_codes; }
+
+// Outputs from n on, as many as vectors have lanes.
+template <int Bits, Precision P>
+ALWAYS_INLINE void narrow_strip(const Weights& w, const Inputs<1>& in, int n, int last) {
+    const Strip<4> low = strip_of<4>(w, n, last), high = strip_of<4>(w, n + 4, last);
+    const Sums a = block_sums<Bits, P, 1, false>(low, in, 0, block_codes);
+    const Int first = Isa::reduce(a.p0, a.p1, a.p2, a.p3);
+    const Sums b = block_sums<Bits, P, 1, false>(high, in, 0, block_codes);
+    const Int sums = Isa::join(first, Isa::reduce(b.p0, b.p1, b.p2, b.p3));
+    const Float scale = Isa::load_bf16(low.scales[0]), bias = Isa::load_bf16(low.biases[0]);
+    const Float biased = Isa::fmadd(bias, Isa::splat(in.sums[0][0]), Isa::zero());
+    const Float step = Isa::mul(scale, Isa::splat(in.steps[0][0]));
+    // The other chains are zeros, which turn -0 to 0.
+    Isa::store(in.y[0] + n, Isa::add(Isa::fmadd(step, With<P>::to_float(sums), biased), Isa::zero()));
+}
+
+// Outputs from `first` on, for each input; returns how far it came: the last few are left.
+template <int Bits, Precision P>
+int multiply_narrow(const Weights& w, const Row* rows, int count, int first, int last) {
+    constexpr size_t row_bytes = block_codes * Bits / 8;
+    const PackedLayout layout = packed_layout(Packing::of(w, P), w.cols);
+    if (w.codes_stride != row_bytes || w.scales_stride != 2) return first;
+    int n = first;
+    for (; n + narrow_outputs <= last; n += narrow_outputs) {
+        const uint8_t* ahead = codes_ahead(w, n, last);
+        for (size_t line = 0; line < narrow_outputs * row_bytes; line += 64) Isa::prefetch(ahead + line);
+        Isa::prefetch(w.scales + 2 * static_cast<size_t>(n) + 512);
+        Isa::prefetch(w.biases + 2 * static_cast<size_t>(n) + 512);
+        for (int m = 0; m < count; m++) narrow_strip<Bits, P>(w, inputs_of<1>(rows + m, layout), n, last);
+    }
+    return n;
+}
+
 // --- panels: many rows ------------------------------------------------------------------------------------------------
 
 constexpr int panel_vectors = 2;
@@ -290,6 +329,8 @@ template <int Bits, Precision P>
 void multiply_integers(const Weights& w, const Row* rows, int count, int first, int last) {
     if constexpr (P == Precision::int16)
         if (count >= Isa::panel_from) return multiply_panels<Bits>(w, rows, count, first, last);
+    if constexpr (lanes == narrow_outputs)
+        if (is_narrow(w)) first = multiply_narrow<Bits, P>(w, rows, count, first, last);
     for (int m = 0; m < count;) {
         const int left = count - m;
         if (left >= 4) integer_rows<Bits, P, 4>(w, rows + m, first, last), m += 4;

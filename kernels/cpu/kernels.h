@@ -27,10 +27,16 @@ struct Partial {
     float* out;
 };
 
-// Of some logits: the weights of those above a value, and how many equal it.
+// Of some logits, what those above a bound weigh, and how many equal it; and the same of a second bound, not below it.
 struct LogitTally {
-    float mass;
-    int32_t equal;
+    float mass, upper_mass;
+    int32_t count, upper_count;  // how many are above
+    int32_t equal, upper_equal;
+};
+
+// Of some logits, how many exceed the higher of two bounds, equal it, lie between the two, and are NaN.
+struct LogitSplit {
+    int64_t above, highest, inside, broken;
 };
 
 // Logits that the functions below take at a time, at most: so many weights are summed in float.
@@ -39,11 +45,13 @@ constexpr int logit_piece = 128;
 // Passes over pieces of a row of logits.
 template <typename T>
 struct LogitKernels {
-    // weights = exp((logits - largest) * inverse), where `largest` is the largest of the row; returns their sum.
-    float (*weigh)(const T* logits, int n, double largest, double inverse, float* weights);
-    LogitTally (*tally)(const T* logits, const float* weights, int n, T value);
-    // maxima = max(maxima, logits), for any n
-    void (*raise)(T* maxima, const T* logits, int n);
+    // The sum of exp((logits - largest) * inverse), where `largest` is the largest of the row.
+    float (*weigh)(const T* logits, int n, double largest, double inverse);
+    LogitTally (*tally)(const T* logits, int n, double largest, double inverse, T bound, T upper);
+    // maxima = max(maxima, logits), for any n; whether a logit is NaN.
+    bool (*raise)(T* maxima, const T* logits, int n);
+    // Sets a flag, 0 or 1, for each that lies between the bounds.
+    LogitSplit (*split)(const T* logits, int n, T low, T high, uint8_t* flags);
 };
 
 struct Kernels {

@@ -18,24 +18,57 @@ ALWAYS_INLINE void exponents(const double* logits, int n, double largest, double
 }
 
 template <typename T>
-float weigh_piece(const T* logits, int n, double largest, double inverse, float* weights) {
+float weigh_piece(const T* logits, int n, double largest, double inverse) {
+    float weights[logit_piece];
     exponents(logits, n, largest, inverse, weights);
     return exponentials(weights, 0.0F, n);
 }
 
 template <typename T>
-LogitTally tally_piece(const T* logits, const float* weights, int n, T value) {
-    float larger[logit_piece];  // 1 or 0 each
-    int32_t equal = 0;
-    for (int i = 0; i < n; i++) larger[i] = static_cast<float>(static_cast<int32_t>(logits[i] > value));
-    for (int i = 0; i < n; i++) equal += static_cast<int32_t>(logits[i] == value);
-    return {dot(weights, larger, n), equal};
+LogitTally tally_piece(const T* logits, int n, double largest, double inverse, T bound, T upper) {
+    float weights[logit_piece], higher[logit_piece];  // 1 or 0 each
+    LogitTally found{};
+    for (int i = 0; i < n; i++) {
+        found.count += static_cast<int32_t>(logits[i] > bound);
+        found.equal += static_cast<int32_t>(logits[i] == bound);
+        found.upper_count += static_cast<int32_t>(logits[i] > upper);
+        found.upper_equal += static_cast<int32_t>(logits[i] == upper);
+    }
+    if (found.count == 0) return found;
+    exponents(logits, n, largest, inverse, weights);
+    for (int i = 0; i < n; i++) {
+        // Not quite 0, but 128 of these are nothing beside the one that is above.
+        weights[i] = logits[i] > bound ? weights[i] : -1e3F;
+        higher[i] = static_cast<float>(static_cast<int32_t>(logits[i] > upper));
+    }
+    found.mass = exponentials(weights, 0.0F, n);
+    if (found.upper_count > 0) found.upper_mass = dot(weights, higher, n);
+    return found;
 }
 
 template <typename T>
-void raise_piece(T* maxima, const T* logits, int n) {
-    for (int i = 0; i < n; i++) maxima[i] = logits[i] > maxima[i] ? logits[i] : maxima[i];
+bool raise_piece(T* maxima, const T* logits, int n) {
+    int32_t broken = 0;
+    for (int i = 0; i < n; i++) {
+        broken |= static_cast<int32_t>(logits[i] != logits[i]);
+        maxima[i] = logits[i] > maxima[i] ? logits[i] : maxima[i];
+    }
+    return broken != 0;
 }
 
 template <typename T>
-constexpr LogitKernels<T> logit_kernels() { return {weigh_piece<T>, tally_piece<T>, raise_piece<T>}; }
+LogitSplit split_piece(const T* logits, int n, T low, T high, uint8_t* flags) {
+    int32_t above = 0, highest = 0, inside = 0, broken = 0, between[logit_piece];
+    for (int i = 0; i < n; i++) {
+        between[i] = static_cast<int32_t>(logits[i] > low) & static_cast<int32_t>(logits[i] < high);
+        above += static_cast<int32_t>(logits[i] > high);
+        highest += static_cast<int32_t>(logits[i] == high);
+        broken += static_cast<int32_t>(logits[i] != logits[i]);
+        inside += between[i];
+    }
+    for (int i = 0; i < n; i++) flags[i] = static_cast<uint8_t>(between[i]);
+    return {above, highest, inside, broken};
+}
+
+template <typename T>
+constexpr LogitKernels<T> logit_kernels() { return {weigh_piece<T>, tally_piece<T>, raise_piece<T>, split_piece<T>}; }

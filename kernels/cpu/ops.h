@@ -40,8 +40,9 @@ struct GatedResidual {
     int streams, hidden;
     float eps;
 };
-// wide [R, S*D] -> block [R, D], gain [R, S] (may be null if there is no inject). Two regions.
-void read_residual(Engine&, const GatedResidual&, const float* wide, int rows, float* block, float* gain);
+// wide [R, S*D] -> block [R, D], gain [R, S] (may be null if there is no inject). Two regions. `next` is what follows.
+void read_residual(Engine&, const GatedResidual&, const float* wide, int rows, float* block, float* gain,
+                   std::initializer_list<const Weights*> next = {});
 // wide += gain x block, in place.
 void inject(Engine&, float* wide, const float* block, const float* gain, int rows, int streams, int hidden);
 

@@ -19,6 +19,16 @@ float from_bf16(const uint8_t* at) {
 // Cost of elementwise work, in the units of Task.
 Task rows_task(int rows, size_t numbers) { return {rows, numbers * 2, 0}; }
 
+// Asks memory for rows [first, last) of a matrix.
+void fetch(const Weights& w, int first, int last) {
+    const auto at = static_cast<size_t>(first), rows = static_cast<size_t>(last - first);
+    for (size_t i = 0; i < rows * w.codes_stride; i += 64) __builtin_prefetch(w.codes + at * w.codes_stride + i);
+    for (size_t i = 0; i < rows * w.scales_stride; i += 64) {
+        __builtin_prefetch(w.scales + at * w.scales_stride + i);
+        __builtin_prefetch(w.biases + at * w.scales_stride + i);
+    }
+}
+
 // RMS norm of each stream by itself.
 void norm_streams(Engine& e, const float* wide, const float* weight, int rows, int streams, int hidden, float eps,
                   float* out) {
@@ -34,13 +44,14 @@ void norm_streams(Engine& e, const float* wide, const float* weight, int rows, i
 
 // `mixer` takes the block's input and leaves its output, both [R, D].
 template <typename F>
-void mix_with(Engine& e, const GatedResidual& w, float* wide, int rows, const F& mixer) {
+void mix_with(Engine& e, const GatedResidual& w, float* wide, int rows, std::initializer_list<const Weights*> next,
+              const F& mixer) {
     const size_t size = static_cast<size_t>(rows) * static_cast<size_t>(w.hidden);
     float* block = e.scratch.take(size);
     float* mixed = e.scratch.take(size);
     float* gain = e.scratch.take(static_cast<size_t>(rows) * static_cast<size_t>(w.streams));
     const Scratch::Mark mark = e.scratch.mark();
-    read_residual(e, w, wide, rows, block, gain);
+    read_residual(e, w, wide, rows, block, gain, next);
     e.scratch.rewind(mark);
     mixer(block, mixed);
     e.scratch.rewind(mark);
@@ -93,7 +104,8 @@ void embed(Engine& e, const Weights& table, int streams, const int32_t* tokens, 
     });
 }
 
-void read_residual(Engine& e, const GatedResidual& w, const float* wide, int rows, float* block, float* gain) {
+void read_residual(Engine& e, const GatedResidual& w, const float* wide, int rows, float* block, float* gain,
+                   std::initializer_list<const Weights*> next) {
     const auto hidden = static_cast<size_t>(w.hidden), streams = static_cast<size_t>(w.streams);
     const size_t width = hidden * streams, rank = static_cast<size_t>(w.down.rows);
     const float share = 1.0F / static_cast<float>(w.streams);
@@ -104,7 +116,10 @@ void read_residual(Engine& e, const GatedResidual& w, const float* wide, int row
 
     Inputs x(e, normed, width, rows, static_cast<int>(width));
     const Product reads[] = {{&w.down, &x, low, rank}, {&w.inject, &x, gain, streams}};
-    multiply(e, reads, w.inject.rows != 0 ? 2 : 1, [&](Finished f) {
+    e.pool.ahead.begin();
+    e.pool.ahead.add(w.up, w.streams);
+    e.pool.ahead.end();
+    multiply(e, reads, w.inject.rows != 0 ? 2 : 1, [&](Outputs f) {
         if (f.product != 0) return;
         for (int r = 0; r < rows; r++)
             e.k.silu(low + static_cast<size_t>(r) * rank + f.first, share, f.last - f.first);
@@ -119,7 +134,10 @@ void read_residual(Engine& e, const GatedResidual& w, const float* wide, int row
     Row* products = e.scratch.take<Row>(static_cast<size_t>(rows));
     for (int r = 0; r < rows; r++) products[r] = {y.row(w.up, r), mix + static_cast<size_t>(r) * width};
     const Task task = matrix_task(w.hidden, w.up.row_bytes() * streams, rows);
+    e.pool.ahead.expect(next);
     in_pieces(e, &task, 1, [&](int, int first, int last, int) {
+        if (rows == 1)
+            for (int s = 1; s < w.streams; s++) fetch(w.up, s * w.hidden + first, s * w.hidden + last);
         for (int s = 0; s < w.streams; s++)
             e.k.multiply(w.up, e.precision, products, rows, s * w.hidden + first, s * w.hidden + last);
         for (int r = 0; r < rows; r++) {
@@ -142,12 +160,12 @@ void inject(Engine& e, float* wide, const float* block, const float* gain, int r
 
 void mix(Engine& e, const GatedResidual& read, const DeltaNet& w, float* wide, int rows,
          const std::vector<Span<DeltaState>>& spans) {
-    mix_with(e, read, wide, rows, [&](const float* x, float* out) { delta_net(e, w, x, rows, spans, out); });
+    mix_with(e, read, wide, rows, {&w.qkv, &w.z, &w.a, &w.b}, [&](const float* x, float* out) { delta_net(e, w, x, rows, spans, out); });
 }
 
 void mix(Engine& e, const GatedResidual& read, const SparseAttention& w, float* wide, int rows,
          const std::vector<Span<AttentionState>>& spans) {
-    mix_with(e, read, wide, rows, [&](const float* x, float* out) { sparse_attention(e, w, x, rows, spans, out); });
+    mix_with(e, read, wide, rows, {&w.q, &w.k, &w.v, &w.index}, [&](const float* x, float* out) { sparse_attention(e, w, x, rows, spans, out); });
 }
 
 void fuse(Engine& e, const DraftFuse& w, const Weights& table, const int32_t* tokens, const float* wide, int rows,
@@ -182,7 +200,7 @@ void logits(Engine& e, const Head& w, const float* wide, const int32_t* chosen, 
     const auto hidden = static_cast<size_t>(w.mixer.hidden);
     const float* rows = gather(e, wide, chosen, count, hidden * static_cast<size_t>(w.mixer.streams));
     float* block = e.scratch.take(static_cast<size_t>(count) * hidden);
-    read_residual(e, w.mixer, rows, count, block, nullptr);
+    read_residual(e, w.mixer, rows, count, block, nullptr, {&w.matrix});
     Inputs x(e, block, hidden, count, w.mixer.hidden);
     const Product product{&w.matrix, &x, out, static_cast<size_t>(w.matrix.rows)};
     multiply(e, &product, 1);

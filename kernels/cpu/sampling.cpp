@@ -4,7 +4,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <functional>
+#include <limits>
+#include <memory>
+#include <utility>
 
 namespace cherenkov::cpu {
 
@@ -12,19 +16,38 @@ namespace {
 
 constexpr int64_t chunk = logit_piece;
 constexpr int64_t columns_at_least = 1024;
+constexpr int64_t small = 4096;  // few enough to select from without narrowing them down
+constexpr double none = -std::numeric_limits<double>::infinity();
 
-template <typename T>
-const LogitKernels<T>& of(const Kernels& k) {
-    if constexpr (sizeof(T) == sizeof(float)) return k.floats;
-    else return k.doubles;
+struct Ranked {
+    double value;
+    int64_t id;
+};
+
+// Most likely first, ties by id.
+bool first_of(const Ranked& a, const Ranked& b) { return a.value > b.value || (a.value == b.value && a.id < b.id); }
+
+// Finite, so that 0 times it is 0: no two logits are so near that it would matter.
+double inverse_of(Weighing by) { return std::min(1 / by.temperature, 1e300); }
+
+// a if `first`, else b, without a branch that nobody could predict.
+double either(bool first, double a, double b) {
+    const uint64_t mask = 0 - static_cast<uint64_t>(first);
+    return std::bit_cast<double>((std::bit_cast<uint64_t>(a) & mask) | (std::bit_cast<uint64_t>(b) & ~mask));
+}
+
+// The largest float that is at most x: a float exceeds one if it exceeds the other.
+float floor_of(double x) {
+    const auto f = static_cast<float>(x);
+    return static_cast<double>(f) > x ? std::nextafterf(f, -std::numeric_limits<float>::infinity()) : f;
 }
 
 // How many logits hold; in the width of few bits that loops of comparisons become vectors with.
-template <typename T, typename P>
-int64_t count_that(const T* logits, int64_t count, P holds) {
+template <typename P>
+int64_t count_that(const float* logits, int64_t count, P holds) {
     int64_t found = 0;
     for (int64_t start = 0; start < count; start += chunk) {
-        const T* l = logits + start;
+        const float* l = logits + start;
         const int64_t n = std::min(chunk, count - start);
         int32_t some = 0;
         for (int64_t i = 0; i < n; i++) some += static_cast<int32_t>(holds(l[i]));
@@ -33,137 +56,345 @@ int64_t count_that(const T* logits, int64_t count, P holds) {
     return found;
 }
 
-// Adds to `found` what a run of logits holds.
 template <typename T>
-void tally(const Kernels& k, const T* logits, const float* weights, int64_t count, T value, Before& found) {
-    for (int64_t i = 0; i < count; i += chunk) {
-        const auto n = static_cast<int>(std::min(chunk, count - i));
-        const LogitTally some = of<T>(k).tally(logits + i, weights + i, n, value);
+double mass_of(const LogitKernels<T>& k, const T* logits, int64_t count, double largest, double inverse) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; i += chunk)
+        sum += static_cast<double>(k.weigh(logits + i, static_cast<int>(std::min(chunk, count - i)), largest, inverse));
+    return sum;
+}
+
+// Adds to what comes before two tokens what a run of logits holds; `first` and `second` are where each token lies in it.
+template <typename T>
+void tally(const LogitKernels<T>& k, const T* logits, int64_t count, double largest, double inverse, T bound, T upper,
+           int64_t first, int64_t second, Before& found, Before& sooner) {
+    for (int64_t i = 0; i < count;) {
+        int64_t end = std::min(i + chunk, count);
+        if (first > i) end = std::min(end, first);
+        if (second > i) end = std::min(end, second);
+        const LogitTally some = k.tally(logits + i, static_cast<int>(end - i), largest, inverse, bound, upper);
         found.mass += static_cast<double>(some.mass);
-        found.equal += some.equal;
+        sooner.mass += static_cast<double>(some.upper_mass);
+        found.larger += some.count;
+        sooner.larger += some.upper_count;
+        found.equal += i < first ? some.equal : 0;
+        sooner.equal += i < second ? some.upper_equal : 0;
+        i = end;
     }
 }
 
-// Calls f(id) for the ids that `holds`, in order. Most blocks hold none.
-template <typename T, typename P, typename F>
-void each_that(LogitRow<T> row, P holds, F f) {
-    constexpr int64_t block = 32;
+// The largest of data[c], data[c + columns], ... for each c; 0 < columns <= size. None if a logit is NaN.
+std::vector<float> column_maxima(const Kernels& k, const LogitRow& row, int64_t columns) {
+    std::vector<float> maxima(static_cast<size_t>(columns), -std::numeric_limits<float>::infinity());
+    bool broken = false;
+    for (int64_t start = 0; start < row.size; start += columns) {
+        const auto n = static_cast<int>(std::min(columns, row.size - start));
+        broken = k.floats.raise(maxima.data(), row.data + start, n) || broken;
+    }
+    if (broken) maxima.clear();
+    return maxima;
+}
+
+double value_of(const LogitRow& row, int64_t token) {
+    const auto value = static_cast<double>(row.data[token]);
+    if (value != none) return value;
+    const int64_t* end = row.ids + row.changed;
+    const int64_t* found = std::lower_bound(row.ids, end, token);
+    return found != end && *found == token ? row.values[found - row.ids] : value;
+}
+
+// Calls f(id) for the logits that equal `value`, in order, until it returns false.
+template <typename F>
+void each_equal(const LogitRow& row, double value, F f) {
+    constexpr int64_t block = chunk;
+    const float plain = floor_of(value);
+    const bool among_floats = static_cast<double>(plain) == value;
+    int64_t next = 0;
     for (int64_t start = 0; start < row.size; start += block) {
         const int64_t end = std::min(start + block, row.size);
-        const bool any = count_that(row.data + start, end - start, holds) > 0;
-        for (int64_t i = start; any && i < end; i++)
-            if (holds(row.data[i])) f(i);
+        int64_t found = 0;
+        if (among_floats) found = count_that(row.data + start, end - start, [&](float l) { return l == plain; });
+        for (int64_t j = next; j < row.changed && row.ids[j] < end; j++) found += row.values[j] == value ? 1 : 0;
+        for (int64_t i = start; found > 0 && i < end; i++) {
+            const bool changed = next < row.changed && row.ids[next] == i;
+            const double here = changed ? row.values[next] : static_cast<double>(row.data[i]);
+            next += changed ? 1 : 0;
+            if (here == value && !f(i)) return;
+        }
+        while (next < row.changed && row.ids[next] < end) next++;
     }
 }
 
-// Sixteen bits that are the larger the larger a logit is: those of a float from its sign on, larger ones first.
-template <typename T>
-uint32_t bin_of(T logit) {
-    const auto bits = std::bit_cast<uint32_t>(static_cast<float>(logit) + 0.0F);  // one zero, not two
-    const uint32_t flip = (0 - (bits >> 31)) | 0x80000000U;
-    return (bits ^ flip) >> 16;
+// A value, and which of the logits that equal it is meant, from 1.
+struct Place {
+    double value;
+    int64_t tie;
+};
+
+// Splits logits at two bounds, and lists those that lie between; it has room for all.
+LogitSplit split(const Kernels& k, const LogitRow& row, float low, float high, float* inside) {
+    LogitSplit found{};
+    for (int64_t start = 0; start < row.size; start += chunk) {
+        const float* l = row.data + start;
+        const int64_t n = std::min(chunk, row.size - start);
+        uint8_t flags[chunk];
+        const LogitSplit some = k.floats.split(l, static_cast<int>(n), low, high, flags);
+        found.above += some.above;
+        found.highest += some.highest;
+        found.broken += some.broken;
+        for (int64_t i = 0; some.inside > 0 && i < n; i += 8) {  // most eights hold none
+            uint64_t eight = 0;
+            std::memcpy(&eight, flags + i, static_cast<size_t>(std::min<int64_t>(8, n - i)));
+            for (; eight != 0; eight &= eight - 1) inside[found.inside++] = l[i + std::countr_zero(eight) / 8];
+        }
+    }
+    return found;
 }
 
-// Whether a comes before b, most likely first, ties by id.
+// The count-th largest of some, and how many of them exceed it.
 template <typename T>
-auto in_order(LogitRow<T> row) {
-    return [row](int64_t a, int64_t b) {
-        return row.data[a] > row.data[b] || (row.data[a] == row.data[b] && a < b);
-    };
+Place nth_of(T* values, int64_t size, int64_t count) {
+    T* nth = values + (count - 1);
+    std::nth_element(values, nth, values + size, std::greater<>());
+    return {static_cast<double>(*nth), count - std::count_if(values, nth, [&](T v) { return v > *nth; })};
 }
 
-// a if `first`, else b, without a branch that nobody could predict.
-double either(bool first, double a, double b) {
-    const uint64_t mask = 0 - static_cast<uint64_t>(first);
-    return std::bit_cast<double>((std::bit_cast<uint64_t>(a) & mask) | (std::bit_cast<uint64_t>(b) & ~mask));
+// Two floats between which the count-th largest most likely lies: around that of a sample.
+std::pair<float, float> bracket(const LogitRow& row, int64_t count) {
+    std::vector<float> sample;
+    const int64_t stride = std::max<int64_t>(1, row.size / std::clamp<int64_t>(row.size / 16, 512, 2048));
+    for (int64_t i = stride / 2; i < row.size; i += stride) sample.push_back(row.data[i]);
+    for (int64_t j = stride / 2; j < row.changed; j += stride) sample.push_back(static_cast<float>(row.values[j]));
+    if (std::any_of(sample.begin(), sample.end(), [](float l) { return l != l; })) return {0, 0};
+    const double share = static_cast<double>(count) / static_cast<double>(row.size);
+    const double all = static_cast<double>(row.size) / static_cast<double>(stride);
+    const auto place = static_cast<int64_t>(share * all);
+    const auto spread = static_cast<int64_t>(3 * std::sqrt(share * (1 - share) * all)) + 4;
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    float low = -infinity, high = infinity;
+    auto end = sample.end();
+    if (place + spread < static_cast<int64_t>(sample.size())) {
+        end = sample.begin() + (place + spread);
+        std::nth_element(sample.begin(), end, sample.end(), std::greater<>());
+        low = *end;
+    }
+    if (place >= spread) {
+        const auto nth = sample.begin() + (place - spread);
+        if (nth < end) std::nth_element(sample.begin(), nth, end, std::greater<>());
+        high = *nth;
+    }
+    return {low, high};
+}
+
+// Where the count-th largest lies, if it lies from low to high; else a tie of 0. The ids of changed logits do not matter.
+Place place_between(const Kernels& k, const LogitRow& row, int64_t count, std::pair<float, float> bounds) {
+    const auto [low, high] = bounds;
+    const auto inside = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(row.size));
+    const LogitSplit floats = split(k, row, low, high, inside.get());
+    if (floats.broken > 0) return {0, 0};
+    int64_t above = floats.above, highest = floats.highest;
+    const double bottom = low, top = high;
+    std::vector<double> between;
+    for (int64_t j = 0; j < row.changed; j++) {
+        const double value = row.values[j];
+        above += value > top ? 1 : 0;
+        highest += value == top ? 1 : 0;
+        if (value > bottom && value < top) between.push_back(value);
+    }
+    const int64_t n = floats.inside + static_cast<int64_t>(between.size());
+    if (count <= above) return {0, 0};
+    count -= above;
+    if (count <= highest) return {top, count};
+    count -= highest;
+    if (count > n) {
+        const float lowest = low;
+        const int64_t equal = count_that(row.data, row.size, [=](float l) { return l == lowest; }) +
+                              std::count(row.values, row.values + row.changed, bottom);
+        return {bottom, low < high && count - n <= equal ? count - n : 0};
+    }
+    if (floats.inside > small) {
+        const LogitRow rest{inside.get(), floats.inside, nullptr, between.data(), n - floats.inside};
+        const Place found = place_between(k, rest, count, bracket(rest, count));
+        if (found.tie > 0) return found;
+    }
+    if (between.empty()) return nth_of(inside.get(), n, count);
+    between.insert(between.end(), inside.get(), inside.get() + floats.inside);
+    return nth_of(between.data(), n, count);
+}
+
+uint64_t mixed(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
+    return x ^ (x >> 31);
 }
 
 }  // namespace
 
-template <typename T>
-double weigh(const Kernels& k, LogitRow<T> row, double largest, double temperature, float* weights) {
-    // Finite, so that 0 times it is 0: no two logits are so near that it would matter.
-    const double inverse = std::min(1 / temperature, 1e300);
-    double sum = 0;
-    for (int64_t i = 0; i < row.size; i += chunk) {
-        const auto n = static_cast<int>(std::min(chunk, row.size - i));
-        sum += static_cast<double>(of<T>(k).weigh(row.data + i, n, largest, inverse, weights + i));
-    }
-    return sum;
+double mass(const Kernels& k, const LogitRow& row, Weighing by) {
+    const double inverse = inverse_of(by);
+    return mass_of(k.floats, row.data, row.size, by.largest, inverse) +
+           mass_of(k.doubles, row.values, row.changed, by.largest, inverse);
 }
 
-template <typename T>
-Before before(const Kernels& k, LogitRow<T> row, const float* weights, int64_t token) {
-    const T value = row.data[token];
-    Before found{0, 0};
-    tally(k, row.data, weights, token, value, found);
-    const int64_t equal = found.equal;
-    tally(k, row.data + token, weights + token, row.size - token, value, found);
-    return {found.mass, equal};
+Before before(const Kernels& k, const LogitRow& row, Weighing by, Token first, Token second, Before& sooner) {
+    const double inverse = inverse_of(by);
+    const float bound = floor_of(first.value), upper = floor_of(second.value);
+    Before found{}, ahead{};
+    tally(k.floats, row.data, row.size, by.largest, inverse, bound, upper, first.id, second.id, found, ahead);
+    if (static_cast<double>(bound) != first.value) found.equal = 0;
+    if (static_cast<double>(upper) != second.value) ahead.equal = 0;
+    const auto place = [&](Token t) { return std::lower_bound(row.ids, row.ids + row.changed, t.id) - row.ids; };
+    tally(k.doubles, row.values, row.changed, by.largest, inverse, first.value, second.value, place(first),
+          place(second), found, ahead);
+    sooner = ahead;
+    return found;
 }
 
-template <typename T>
-void column_maxima(const Kernels& k, LogitRow<T> row, int64_t columns, T* maxima) {
-    std::copy_n(row.data, columns, maxima);
-    for (int64_t start = columns; start < row.size; start += columns)
-        of<T>(k).raise(maxima, row.data + start, static_cast<int>(std::min(columns, row.size - start)));
-}
-
-template <typename T>
-std::vector<int64_t> largest_ids(const Kernels& k, LogitRow<T> row, int64_t count) {
+std::vector<int64_t> largest_ids(const Kernels& k, const LogitRow& row, int64_t count) {
     // The largest logit of a column is one logit, so at least `count` reach the count-th largest of the columns'.
-    std::vector<T> maxima(static_cast<size_t>(std::min(row.size, std::max(columns_at_least, 4 * count))));
-    column_maxima(k, row, static_cast<int64_t>(maxima.size()), maxima.data());
-    std::nth_element(maxima.begin(), maxima.begin() + (count - 1), maxima.end(), std::greater<T>());
-    const T bound = maxima[static_cast<size_t>(count - 1)];
+    const int64_t columns = std::min(row.size, std::max(columns_at_least, 4 * count));
+    const std::vector<float> maxima = column_maxima(k, row, columns);
+    if (maxima.empty()) return {};
+    auto sorted = maxima;
+    std::nth_element(sorted.begin(), sorted.begin() + (count - 1), sorted.end(), std::greater<>());
+    const float bound = sorted[static_cast<size_t>(count - 1)];
+    std::vector<int32_t> higher;  // columns: fewer than `count` of them
+    for (int64_t c = 0; c < columns; c++)
+        if (maxima[static_cast<size_t>(c)] > bound) higher.push_back(static_cast<int32_t>(c));
+    std::vector<Ranked> found;
+    found.reserve(static_cast<size_t>(2 * count));
+    for (int64_t start = 0; start < row.size; start += columns)
+        for (const int32_t c : higher)
+            if (start + c < row.size && row.data[start + c] > bound)
+                found.push_back({static_cast<double>(row.data[start + c]), start + c});
+    for (int64_t j = 0; j < row.changed; j++)
+        if (row.values[j] > static_cast<double>(bound)) found.push_back({row.values[j], row.ids[j]});
+    const auto taken = std::min(count, static_cast<int64_t>(found.size()));
+    if (taken < static_cast<int64_t>(found.size()))
+        std::nth_element(found.begin(), found.begin() + taken, found.end(), first_of);
+    std::sort(found.begin(), found.begin() + taken, first_of);
     std::vector<int64_t> ids;
-    each_that(row, [&](T l) { return l > bound; }, [&](int64_t i) { ids.push_back(i); });
-    const auto first = in_order(row);
-    const auto sorted = std::min(count, static_cast<int64_t>(ids.size()));
-    if (sorted < static_cast<int64_t>(ids.size())) std::nth_element(ids.begin(), ids.begin() + sorted, ids.end(), first);
-    ids.resize(static_cast<size_t>(sorted));
-    std::sort(ids.begin(), ids.end(), first);
-    for (int64_t i = 0; static_cast<int64_t>(ids.size()) < count; i++)
-        if (row.data[i] == bound) ids.push_back(i);
+    for (int64_t i = 0; i < taken; i++) ids.push_back(found[static_cast<size_t>(i)].id);
+    if (taken < count)
+        each_equal(row, bound, [&](int64_t i) {
+            ids.push_back(i);
+            return static_cast<int64_t>(ids.size()) < count;
+        });
     return ids;
 }
 
-template <typename T>
-int64_t nth_id(LogitRow<T> row, int64_t count) {
-    std::vector<int32_t> sizes(size_t{1} << 16);
-    for (int64_t i = 0; i < row.size; i++) sizes[bin_of(row.data[i])]++;
-    uint32_t bin = 0xffff;
-    for (; count > sizes[bin]; bin--) count -= sizes[bin];
-    std::vector<int64_t> ids;
-    each_that(row, [&](T l) { return bin_of(l) == bin; }, [&](int64_t i) { ids.push_back(i); });
-    const bool same = std::all_of(ids.begin(), ids.end(), [&](int64_t i) { return row.data[i] == row.data[ids[0]]; });
-    const auto nth = ids.begin() + (count - 1);
-    if (!same) std::nth_element(ids.begin(), nth, ids.end(), in_order(row));
-    return *nth;
+int64_t nth_id(const Kernels& k, const LogitRow& row, int64_t count) {
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    Place place = place_between(k, row, count, bracket(row, count));
+    if (place.tie == 0) place = place_between(k, row, count, {-infinity, infinity});  // the sample misled
+    int64_t id = -1;
+    if (place.tie > 0)
+        each_equal(row, place.value, [&](int64_t i) {
+            if (--place.tie == 0) id = i;
+            return place.tie > 0;
+        });
+    return id;
 }
 
-template <typename T>
-void punish(LogitRow<T> row, const int64_t* ids, const int64_t* counts, int64_t known, double factor, double presence,
-            double frequency, double* changed) {
-    for (int64_t i = 0; i < row.size; i++) changed[i] = static_cast<double>(row.data[i]);
-    for (int64_t start = 0; start < known; start += chunk) {
-        const int64_t n = std::min(chunk, known - start);
+int64_t amend(const float* logits, int64_t size, Occurred seen, Penalties by, Biases biases, float* data, int64_t* ids,
+              double* values) {
+    std::copy_n(logits, size, data);
+    for (int64_t start = 0; start < seen.size; start += chunk) {
+        const int64_t n = std::min(chunk, seen.size - start);
         double found[chunk];
-        for (int64_t i = 0; i < n; i++) found[i] = changed[ids[start + i]];
-        for (int64_t i = 0; i < n; i++) found[i] = either(found[i] > 0, found[i] / factor, found[i] * factor);
+        for (int64_t i = 0; i < n; i++) found[i] = logits[seen.ids[start + i]];
+        for (int64_t i = 0; i < n; i++) found[i] = either(found[i] > 0, found[i] / by.factor, found[i] * by.factor);
         for (int64_t i = 0; i < n; i++)
-            changed[ids[start + i]] = found[i] - (presence + frequency * static_cast<double>(counts[start + i]));
+            values[start + i] = found[i] - (by.presence + by.frequency * static_cast<double>(seen.counts[start + i]));
+    }
+    std::copy_n(seen.ids, seen.size, ids);
+    int64_t added = 0;  // behind the others at first
+    for (int64_t b = 0, s = 0; b < biases.size; b++) {
+        const int64_t id = biases.ids[b];
+        s = std::lower_bound(seen.ids + s, seen.ids + seen.size, id) - seen.ids;
+        if (s < seen.size && seen.ids[s] == id) {
+            values[s] += biases.values[b];
+            continue;
+        }
+        ids[seen.size + added] = id;
+        values[seen.size + added++] = static_cast<double>(logits[id]) + biases.values[b];
+    }
+    const int64_t changed = seen.size + added;
+    if (added > 0 && seen.size > 0) {
+        const std::vector<int64_t> late(ids + seen.size, ids + changed);
+        const std::vector<double> moved(values + seen.size, values + changed);
+        int64_t s = seen.size - 1, at = changed - 1;
+        for (int64_t b = added - 1; b >= 0; at--) {
+            const bool is_late = s < 0 || late[static_cast<size_t>(b)] > ids[s];
+            ids[at] = is_late ? late[static_cast<size_t>(b)] : ids[s];
+            values[at] = is_late ? moved[static_cast<size_t>(b)] : values[s];
+            (is_late ? b : s)--;
+        }
+    }
+    for (int64_t i = 0; i < changed; i++) data[ids[i]] = -std::numeric_limits<float>::infinity();
+    return changed;
+}
+
+Draws::Draws(const Kernels& k, const LogitRow& row, Weighing by, double number)
+    : row_(row), by_(by), columns_(std::max<int64_t>(1, row.size / 64)), rows_((row.size + columns_ - 1) / columns_),
+      start_(mixed(static_cast<uint64_t>(number * 0x1p53))) {
+    const std::vector<float> plain = column_maxima(k, row, columns_);
+    if (plain.empty()) return;
+    std::vector<double> maxima(plain.begin(), plain.end());
+    for (int64_t j = 0, start = 0; j < row.changed; j++) {
+        while (row.ids[j] - start >= columns_) start += columns_;
+        double& top = maxima[static_cast<size_t>(row.ids[j] - start)];
+        top = std::max(top, row.values[j]);
+    }
+    const auto hot = std::min<size_t>(64, maxima.size());
+    auto sorted = maxima;
+    std::nth_element(sorted.begin(), sorted.begin() + static_cast<int64_t>(hot - 1), sorted.end(), std::greater<>());
+    const double bound = sorted[hot - 1];
+    double sum = 0;
+    std::vector<double> bounds(maxima.size());
+    size_t taken = 0;
+    tops_.reserve(maxima.size());
+    singles_.reserve(hot * static_cast<size_t>(rows_));
+    reached_.reserve(hot * static_cast<size_t>(rows_) + maxima.size());
+    for (size_t c = 0; c < maxima.size(); c++) {
+        tops_.push_back(weight(maxima[c]));
+        bounds[c] = tops_[c] * static_cast<double>(rows_);
+        if (maxima[c] < bound || taken == hot) continue;
+        taken++;
+        bounds[c] = 0;
+        for (auto i = static_cast<int64_t>(c); i < row.size; i += columns_) {
+            singles_.push_back(i);
+            reached_.push_back(sum += weight(value_of(row, i)));
+        }
+    }
+    for (const double one : bounds) reached_.push_back(sum += one);
+    last_ = std::lower_bound(reached_.begin(), reached_.end(), sum) - reached_.begin();
+    possible_ = sum > 0 && sum <= std::numeric_limits<double>::max();
+}
+
+double Draws::weight(double logit) const { return std::exp((logit - by_.largest) / by_.temperature); }
+
+double Draws::random(uint64_t count) const {
+    return static_cast<double>(mixed(start_ + (count + 1) * 0x9E3779B97F4A7C15U) >> 11) * 0x1p-53;
+}
+
+int64_t Draws::next() {
+    constexpr uint64_t batch = 128;
+    const auto singles = static_cast<int64_t>(singles_.size());
+    while (true) {
+        const uint64_t base = trial_ / batch * batch * 3 + trial_ % batch;
+        trial_++;
+        const double where = random(base) * reached_.back();
+        const int64_t passed = std::upper_bound(reached_.begin(), reached_.end(), where) - reached_.begin();
+        const int64_t slot = std::min(passed, last_);
+        if (slot < singles) return singles_[static_cast<size_t>(slot)];
+        const int64_t column = slot - singles;
+        const auto line = static_cast<int64_t>(random(base + batch) * static_cast<double>(rows_));
+        const int64_t token = column + columns_ * line;
+        if (token >= row_.size) continue;
+        const double luck = random(base + 2 * batch);
+        if (luck * tops_[static_cast<size_t>(column)] < weight(value_of(row_, token))) return token;
     }
 }
-
-#define FOR_LOGITS(T)                                                                                                   \
-    template double weigh(const Kernels&, LogitRow<T>, double, double, float*);                                         \
-    template Before before(const Kernels&, LogitRow<T>, const float*, int64_t);                                         \
-    template void column_maxima(const Kernels&, LogitRow<T>, int64_t, T*);                                              \
-    template std::vector<int64_t> largest_ids(const Kernels&, LogitRow<T>, int64_t);                                    \
-    template int64_t nth_id(LogitRow<T>, int64_t);                                                                      \
-    template void punish(LogitRow<T>, const int64_t*, const int64_t*, int64_t, double, double, double, double*);
-FOR_LOGITS(float)
-FOR_LOGITS(double)
 
 }  // namespace cherenkov::cpu

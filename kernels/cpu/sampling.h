@@ -10,43 +10,87 @@
 
 namespace cherenkov::cpu {
 
-// A row of logits, float or double, without NaN.
-template <typename T>
+// A row of logits. Those that penalties and biases changed are -inf in `data`, and stand in a list of their own:
+// they are few, and need the bits of a double.
 struct LogitRow {
-    const T* data;
+    const float* data;
+    int64_t size;
+    const int64_t* ids;  // of the changed ones, ascending
+    const double* values;
+    int64_t changed;
+};
+
+// What turns logits into weights exp((logit - largest) / temperature); the temperature is above 0.
+struct Weighing {
+    double largest, temperature;
+};
+
+// A token, and its logit.
+struct Token {
+    int64_t id;
+    double value;
+};
+
+// What comes before a token, most likely first, ties by id.
+struct Before {
+    double mass;             // the weights of all larger logits
+    int64_t larger, equal;   // how many they are, and how many equal ones have lower ids
+};
+
+// The sum of all weights. Relative to their own mean it errs by less than 64 roundings of 2^-24, where exponents average
+// at most ln(size).
+double mass(const Kernels&, const LogitRow&, Weighing);
+
+// What comes before a token; and before a second one, which is no less likely than the first, in `sooner`.
+Before before(const Kernels&, const LogitRow&, Weighing, Token, Token second, Before& sooner);
+
+// Ids of the `count` largest, largest first, ties by id; 0 < count <= size. None if a logit is NaN.
+std::vector<int64_t> largest_ids(const Kernels&, const LogitRow&, int64_t count);
+
+// The id of the count-th of them in that order; 0 < count <= size. -1 if a logit is NaN.
+int64_t nth_id(const Kernels&, const LogitRow&, int64_t count);
+
+// Tokens that occurred, and how often; distinct, ascending.
+struct Occurred {
+    const int64_t *ids, *counts;
     int64_t size;
 };
 
-// What comes before a token: the weights of all larger logits, and how many equal ones precede it.
-struct Before {
-    double mass;
-    int64_t equal;
+// What is added to some logits; distinct, ascending.
+struct Biases {
+    const int64_t* ids;
+    const double* values;
+    int64_t size;
 };
 
-// weights[i] = exp((logits[i] - largest) / temperature); returns their sum. Relative to the weights' own mean, the sum
-// errs by less than 64 roundings of 2^-24, where exponents average at most ln(size).
-template <typename T>
-double weigh(const Kernels&, LogitRow<T>, double largest, double temperature, float* weights);
+// Logits of tokens that occurred are divided by `factor` if positive, else multiplied, less presence + frequency * count.
+struct Penalties {
+    double factor, presence, frequency;
+};
 
-template <typename T>
-Before before(const Kernels&, LogitRow<T>, const float* weights, int64_t token);
+// Makes of `size` logits the parts of a LogitRow, whose lists have room for all that may change; returns how many did.
+int64_t amend(const float* logits, int64_t size, Occurred, Penalties, Biases, float* data, int64_t* ids, double* values);
 
-// maxima[c] = the largest of logits[c], logits[c + columns], ...; 0 < columns <= size
-template <typename T>
-void column_maxima(const Kernels&, LogitRow<T>, int64_t columns, T* maxima);
+// Draws tokens by their weights, one after the other, from one number in [0, 1): see `draws` in cherenkov/selection.py.
+class Draws {
+public:
+    Draws(const Kernels&, const LogitRow&, Weighing, double number);
+    bool possible() const { return possible_; }  // whether there is anything to draw, and no NaN
+    int64_t next();
 
-// Ids of the `count` largest, largest first, ties by id; 0 < count <= size.
-template <typename T>
-std::vector<int64_t> largest_ids(const Kernels&, LogitRow<T>, int64_t count);
+private:
+    double weight(double logit) const;
+    double random(uint64_t count) const;
 
-// The id of the count-th of them in that order; 0 < count <= size.
-template <typename T>
-int64_t nth_id(LogitRow<T>, int64_t count);
-
-// changed = logits, but for each of `known` ids: divided by `factor` if positive, else multiplied, less
-// presence + frequency * counts[i]. The ids are distinct.
-template <typename T>
-void punish(LogitRow<T>, const int64_t* ids, const int64_t* counts, int64_t known, double factor, double presence,
-            double frequency, double* changed);
+    LogitRow row_;
+    Weighing by_;
+    int64_t columns_, rows_;
+    std::vector<int64_t> singles_;  // tokens that stand for themselves
+    std::vector<double> tops_;      // the largest weight of each column
+    std::vector<double> reached_;   // sums of weights: of the singles, then of the columns
+    int64_t last_ = 0;
+    uint64_t start_, trial_ = 0;
+    bool possible_ = false;
+};
 
 }  // namespace cherenkov::cpu

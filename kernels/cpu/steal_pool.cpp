@@ -27,20 +27,20 @@ void relax() {
 #endif
 }
 
-// Calls ready() until it holds or the spin time is over; returns its last answer.
+}  // namespace
+
+// Calls ready() until it holds or the spin time is over, and asks for what lies ahead meanwhile; returns its last answer.
 template <typename F>
-bool spin_until(F ready) {
+bool StealPool::spin_until(int thread, Ahead::Place& place, F ready) const {
     const auto end = std::chrono::steady_clock::now() + spin_time;
     do {
         for (int i = 0; i < 32; i++) {
             if (ready()) return true;
-            relax();
+            if (!ahead.ask(thread, threads_, place)) relax();
         }
     } while (std::chrono::steady_clock::now() < end);
     return ready();
 }
-
-}  // namespace
 
 StealPool::StealPool(int threads)
     : threads_(threads), ranges_(std::make_unique<Range[]>(static_cast<size_t>(threads))) {}
@@ -72,7 +72,8 @@ void StealPool::run_parallel(int chunks, Body body, const void* context) {
     if (sleepers_.load(std::memory_order_seq_cst) != 0) region_.notify_all();
     work(0);
     const auto finished = [&] { return done_.load(std::memory_order_acquire) == chunks; };
-    while (!spin_until(finished)) std::this_thread::yield();
+    Ahead::Place place;
+    while (!spin_until(0, place, finished)) std::this_thread::yield();
 }
 
 void StealPool::start() {
@@ -102,9 +103,10 @@ void StealPool::work(int thread) {
 
 void StealPool::wait_for_work(int thread) {
     uint32_t seen = 0;
+    Ahead::Place place;
     for (;;) {
         const auto changed = [&] { return region_.load(std::memory_order_acquire) != seen; };
-        while (!spin_until(changed)) {
+        while (!spin_until(thread, place, changed)) {
             sleepers_.fetch_add(1, std::memory_order_seq_cst);
             region_.wait(seen, std::memory_order_seq_cst);
             sleepers_.fetch_sub(1, std::memory_order_seq_cst);

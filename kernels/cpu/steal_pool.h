@@ -17,6 +17,8 @@
 #include <thread>
 #include <vector>
 
+#include "ahead.h"
+
 namespace cherenkov::cpu {
 
 class StealPool {
@@ -27,6 +29,10 @@ public:
     StealPool& operator=(const StealPool&) = delete;
 
     int threads() const { return threads_; }
+
+    // What the next region will read, which idle threads ask memory for. The caller's to set, before a region: it holds
+    // until the next one.
+    Ahead ahead;
 
     // Regions handed to the threads so far, modulo 2^32; those that the caller ran by itself do not count.
     uint32_t regions() const { return region_.load(std::memory_order_relaxed); }
@@ -56,6 +62,8 @@ private:
     void start();
     void work(int thread);
     void wait_for_work(int thread);
+    template <typename F>
+    bool spin_until(int thread, Ahead::Place& place, F ready) const;
 
     const int threads_;
     const std::unique_ptr<Range[]> ranges_;

@@ -15,6 +15,12 @@ const std::vector<Span<State>>& parts(const std::vector<Span<const Memory*>>& sp
     return list;
 }
 
+// What comes later is known within a stretch only; after it, the layers may be gone.
+struct Forget {
+    Engine& e;
+    ~Forget() { e.later = {}; }
+};
+
 }  // namespace
 
 void Stretch::mix(Engine& e, const Layer& layer, int index, const std::vector<Span<const Memory*>>& spans, float* wide,
@@ -36,15 +42,22 @@ void Stretch::mix(Engine& e, const Layer& layer, int index, const std::vector<Sp
 int Stretch::run(Engine& e, const std::vector<Layer>& layers, int first, int last,
                  const std::vector<Span<const Memory*>>& spans, float* wide, int rows, const float* const* features,
                  const Residency& here, Flow* flow, Mixture& m, int32_t* ids) {
+    const Forget forget{e};
     for (int index = first; index < last; index++) {
         const Layer& layer = layers[static_cast<size_t>(index)];
+        e.later = {&layer.moe_read->down, &layer.moe_read->inject};
         mix(e, layer, index, spans, wide, rows, features[index]);
         e.scratch.reset();
         m.lay_out(rows, layer.top_k, layer.moe_read->hidden, layer.moe_read->streams);
+        e.later = {&layer.shared->gate, &layer.shared->up};
         choose(e, *layer.moe_read, *layer.gate, layer.normalise, wide, m);
         m.finished = false;
         const size_t pairs = static_cast<size_t>(rows) * static_cast<size_t>(layer.top_k);
         std::copy(m.ids, m.ids + pairs, ids);
+        if (index + 1 < last) {
+            const GatedResidual& next = *layers[static_cast<size_t>(index) + 1].mixer_read;
+            e.later = {&next.down, &next.inject};
+        }
         if (flow != nullptr) {
             if (!flow->layer(e, layers, index, here.slots, wide, rows, m)) return index - first;
             ids += pairs;

@@ -1,4 +1,4 @@
-"""The examples of the pages on streaming and on policies, run as they stand there."""
+"""The examples of the pages on streaming, policies and the engine, run as they stand there."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {"streaming.md": r"^\d+% found, \d+\.\d\d s waited$", "policies.md": r"^optimum 0\.\d+$"}
+PAGES = {
+    "streaming.md": r"^\d+% found, \d+\.\d\d s waited$",
+    "policies.md": r"^optimum 0\.\d+$",
+    "engine.md": r"Paris",
+}
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -44,6 +44,38 @@ void regions_follow_each_other() {
     for (const long sum : sums) expect(sum == expected, "a region sees what the one before wrote");
 }
 
+// The list changes while threads read it.
+void what_lies_ahead_changes() {
+    std::vector<uint8_t> memory(1 << 16);
+    StealPool pool(4);
+    for (int region = 0; region < 500; region++) {
+        cherenkov::cpu::Weights w;
+        w.codes = w.scales = w.biases = memory.data();
+        w.codes_stride = static_cast<size_t>(1 + region % 100), w.scales_stride = static_cast<size_t>(region % 3);
+        w.rows = region % 7 * 4;
+        pool.ahead.begin();
+        for (int i = 0; i < region % 20; i++) pool.ahead.add(w, 1 + region % 4);
+        pool.ahead.end();
+        pool.run(8, [](int, int) {});
+    }
+}
+
+// Each thread asks for its own share, and all of them together for everything.
+void shares_cover_the_list() {
+    std::vector<uint8_t> memory(1 << 12);
+    cherenkov::cpu::Weights w;
+    w.codes = memory.data(), w.codes_stride = 64, w.rows = 10;
+    for (const int threads : {1, 2, 3, 5}) {
+        cherenkov::cpu::Ahead ahead;
+        ahead.expect({&w, nullptr, &w});
+        int rows = 0;
+        cherenkov::cpu::Ahead::Place last;
+        while (ahead.ask(threads - 1, threads, last)) rows++;
+        expect(rows == 20 - 20 * (threads - 1) / threads, "the last thread asks for the last share");
+        expect(!ahead.ask(threads - 1, threads, last), "nothing is asked for twice");
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -51,6 +83,8 @@ int main() {
     for (int i = 0; i < 20; i++) every_chunk_once(4, 1);  // start and stop
     { const StealPool unused(4); }
     regions_follow_each_other();
+    what_lies_ahead_changes();
+    shares_cover_the_list();
     std::printf("%s\n", failures == 0 ? "pool: all well" : "pool: failed");
     return failures == 0 ? 0 : 1;
 }

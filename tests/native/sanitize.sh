@@ -41,7 +41,7 @@ LD_PRELOAD="$runtime $library" ASAN_OPTIONS=detect_leaks=0:halt_on_error=1 UBSAN
     tests/backends/test_layer_steps.py tests/unit/test_passes.py
 
 "$compiler" -std=c++20 -O1 -g -fsanitize=thread -pthread -I "$root/kernels/cpu" \
-    "$root/tests/native/pool_test.cpp" "$root/kernels/cpu/steal_pool.cpp" -o "$work/pool_test"
+    "$root/tests/native/pool_test.cpp" "$root/kernels/cpu/steal_pool.cpp" "$root/kernels/cpu/ahead.cpp" -o "$work/pool_test"
 "$work/pool_test"
 
 "$compiler" -std=c++20 -O1 -g -fsanitize=thread -pthread -I "$root/kernels/io" "$root/tests/native/reads_test.cpp" \

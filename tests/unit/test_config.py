@@ -47,6 +47,9 @@ def test_defaults(home):
         "check_records": "first",
         "readers": 0,
         "lookahead": "auto",
+        "sequences": 1,
+        "prefix_cache_mib": 0,
+        "memory_gb": None,
         "drafts": 2,
         "speculate": "auto",
     }

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 import numpy as np
 import pytest
 
 from cherenkov import passes
+from cherenkov.amended import Logits, value_at, values_at, whole
 from cherenkov.nucleus import Nucleus
-from cherenkov.passes import before, column_maxima, largest_ids, nth_id, punished, weigh
+from cherenkov.passes import Bounds, amended, column_maxima, largest_ids, mass, nth_id, standing
 from cherenkov.sampling import Occurrences, Sampling, choose
-from cherenkov.selection import Row
+from cherenkov.selection import Row, _draws, draws, largest_logit, likeliest
 from tests.backends.choices import ISAS, needs_kernels
 
 PATHS = [pytest.param(isa, marks=needs_kernels) for isa in ISAS] + ["numpy"]
@@ -40,47 +42,110 @@ def rows(size: int, dtype) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def some_changed(row: np.ndarray, how_many: int) -> tuple[Logits, np.ndarray]:
+    """Logits of which that many were changed, ties with others among them, and all of them in one array."""
+    random = np.random.default_rng(row.size)
+    seen = Occurrences(random.integers(0, row.size, how_many).tolist())
+    biased = np.unique(random.integers(0, row.size, how_many // 4 + 1))
+    changed = amended(row, seen.ids, seen.counts, 2.0, 0.0, 0.5, biased, 1.0 * (biased % 3))
+    expected = row.astype(np.float64)
+    for token, count in zip(seen.ids.tolist(), seen.counts.tolist(), strict=True):
+        x = float(row[token])
+        expected[token] = (x / 2 if x > 0 else x * 2) - 0.5 * count
+    expected[biased] += biased % 3
+    return changed, expected
+
+
+@pytest.mark.parametrize("how_many", [None, 1, 300, 20_000], ids="changed={}".format)
 @pytest.mark.parametrize("size", SIZES)
-def test_passes_are_as_defined(path, size, dtype):
+def test_passes_are_as_defined(path, size, how_many):
     random = np.random.default_rng(size + 1)
-    for row in rows(size, dtype):
-        order = np.argsort(-row, kind="stable")
+    for row in rows(size, np.float32):
+        logits, values = (row, row) if how_many is None else some_changed(row, how_many)
+        assert whole(logits).tobytes() == values.tobytes()
+        order = np.argsort(-values, kind="stable")
         for count in {1, 2, size // 3, size - 1, size} & set(range(1, size + 1)):
-            assert largest_ids(row, count).tolist() == order[:count].tolist()
-            assert nth_id(row, count) == order[count - 1]
-            padded = np.full(-(-size // count) * count, -math.inf)
-            padded[:size] = row
-            maxima = column_maxima(row, count)
-            assert maxima.dtype == dtype
-            assert maxima.tolist() == padded.reshape(-1, count).max(axis=0).tolist()
-        largest = float(row.max())
+            assert largest_ids(logits, count).tolist() == order[:count].tolist()
+            assert nth_id(logits, count) == order[count - 1]
+        largest = float(values.max())
         for temperature in (1.0, 0.3, 1e-4, 1e-300, 1e9):
             with np.errstate(over="ignore"):
-                exact = np.exp((row.astype(np.float64) - largest) / temperature)
-            weighed = weigh(row, largest, temperature)
-            assert weighed.low <= math.fsum(exact) <= weighed.high
-            assert weighed.high <= weighed.low * (1 + 1.1e-5)
+                exact = np.exp((values.astype(np.float64) - largest) / temperature)
+            holds(mass(logits, largest, temperature), math.fsum(exact))
             for token in {0, size - 1, int(order[0]), *random.integers(0, size, 5).tolist()}:
                 place = order.tolist().index(token)
-                sofar = math.fsum(exact[order[:place]])
-                found = before(row, weighed, token, float(exact[token]))
-                assert found.low - 1e-30 <= sofar <= found.high + 1e-30
-                assert found.high <= found.low * (1 + 1.1e-5) + 1e-30
+                for end in {place, (place + size) // 2, size - 1}:
+                    last = None if end == size - 1 else int(order[end])
+                    stands = standing(logits, largest, temperature, token, last)
+                    assert stands.rank == place or values[token] == -math.inf
+                    holds(stands.ahead, math.fsum(exact[order[:place]]))
+                    holds(stands.total, math.fsum(exact[order[: end + 1]]))
+
+
+def holds(found: Bounds, exact: float) -> None:
+    assert found.low - 1e-30 <= exact <= found.high + 1e-30
+    assert found.high <= found.low * (1 + 1.1e-5) + 1e-30
+
+
+@pytest.mark.parametrize("kind", ["normal", "sorted", "rounded", "every 121st", "equal"])
+@pytest.mark.parametrize("how_many", [0, 9000])
+def test_places_among_many_are_found_however_they_lie(path, kind, how_many):
+    """Also where a sample of every so many logits misleads."""
+    row = np.random.default_rng(3).standard_normal(120_000)
+    row = {
+        "normal": row,
+        "sorted": np.sort(row),
+        "rounded": row.round(1),
+        "every 121st": np.where(np.arange(row.size) % 58 == 29, row + 50, row),
+        "equal": row * 0,
+    }[kind].astype(np.float32)
+    logits, values = some_changed(row, how_many) if how_many else (row, row)
+    order = np.argsort(-values, kind="stable")
+    for count in (1, 1025, 2069, 5000, 30_000, 119_000, row.size):
+        assert nth_id(logits, count) == order[count - 1]
+
+
+@pytest.mark.parametrize("columns", [1, 3, 9, 10])
+def test_maxima_of_columns(columns):
+    row = np.random.default_rng(1).standard_normal(10).astype(np.float32)
+    padded = np.full(-(-10 // columns) * columns, -math.inf)
+    padded[:10] = row
+    expected = padded.reshape(-1, columns).max(axis=0).tolist()
+    assert column_maxima(row, columns).tolist() == expected
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", SIZES)
-def test_punishing_is_the_same_to_the_bit(path, size, dtype):
+def test_changes_are_the_same_to_the_bit(path, size, dtype):
     random = np.random.default_rng(size)
     seen = Occurrences(random.integers(0, size, 2 * size).tolist())
+    biased = np.unique(random.integers(0, size, size))
+    biases = random.standard_normal(biased.size)
     for row in rows(size, dtype):
-        changed = punished(row, seen.ids, seen.counts, 1.1, 0.3, 0.7)
+        changed = amended(row, seen.ids, seen.counts, 1.1, 0.3, 0.7, biased, biases)
         expected = row.astype(np.float64)
         for token, count in zip(seen.ids.tolist(), seen.counts.tolist(), strict=True):
             x = float(row[token])
             expected[token] = (x / 1.1 if x > 0 else x * 1.1) - (0.3 + 0.7 * count)
-        assert changed.tobytes() == expected.tobytes()
+        expected[biased] += biases
+        assert whole(changed).tobytes() == expected.tobytes()
+        assert [value_at(changed, i) for i in range(size)] == expected.tolist()
+        some = random.integers(0, size, 20)
+        assert values_at(changed, some).tolist() == expected[some].tolist()
+        assert largest_logit(changed, "native") == expected.max()
+        assert likeliest(changed, "native") == expected.argmax()
+
+
+@pytest.mark.parametrize("number", [0.0, 0.3, math.nextafter(1, 0)])
+@pytest.mark.parametrize("how_many", [0, 5000])
+def test_the_same_number_draws_the_same_tokens(path, number, how_many):
+    """As the definition, in NumPy, from all of the logits in one array."""
+    for row in rows(9001, np.float32):
+        logits, values = some_changed(row, how_many) if how_many else (row, row)
+        for temperature in (0.3, 1.0, 8.0):
+            drawn = draws(Row(logits, float(values.max()), temperature), number)
+            wanted = _draws(Row(values, float(values.max()), temperature), number)
+            assert list(islice(drawn, 300)) == list(islice(wanted, 300))
 
 
 SAMPLINGS = [
@@ -160,27 +225,67 @@ def test_kernels_refuse_what_would_lie_out_of_bounds():
     from cherenkov import _native
     from cherenkov.errors import BackendError
 
-    row, out = np.zeros(9, np.float32), np.zeros(9, np.float32)
-    none = np.zeros(0, np.float32)
-    ids, far = np.array([3]), np.array([9])
+    row, none = np.zeros(9, np.float32), np.zeros(0, np.float32)
+    ids, values = np.zeros(0, np.int64), np.zeros(0)
+    plain, many = (row, ids, values), np.zeros(10, np.int64)
+    for wrong in [
+        (none, ids, values),
+        (row, np.array([9]), np.zeros(1)),
+        (row, np.array([-1]), np.zeros(1)),
+        (row, np.array([3, 3]), np.zeros(2)),
+        (row, np.array([3]), values),
+        (row, np.array([3]), np.array([math.nan])),
+    ]:
+        for call, arguments in [
+            (_native.mass, (0.0, 1.0, "")),
+            (_native.before, (0.0, 1.0, 0, 0.0, 0, 0.0, "")),
+            (_native.largest_ids, (np.zeros(1, np.int64), "")),
+            (_native.nth_id, (1, "")),
+            (_native.Draws, (0.0, 1.0, 0.5, "")),
+        ]:
+            with pytest.raises(BackendError):
+                call(*wrong, *arguments)
+    at, one, room = np.array([3]), np.ones(1), (row.copy(), np.zeros(2, np.int64), np.zeros(2))
     for call, arguments in [
-        (_native.weigh, (row, 0.0, 1.0, out[:8], "")),
-        (_native.weigh, (none, 0.0, 1.0, none, "")),
-        (_native.weigh, (row, 0.0, 0.0, out, "")),
-        (_native.weigh, (row, 0.0, 1.0, out, "none such")),
-        (_native.before, (row, out[:8], 0, "")),
-        (_native.before, (row, out, 9, "")),
-        (_native.before, (row, out, -1, "")),
-        (_native.column_maxima, (row, np.zeros(10, np.float32), "")),
-        (_native.column_maxima, (row, none, "")),
-        (_native.largest_ids, (row, np.zeros(10, np.int64), "")),
-        (_native.largest_ids, (row, np.zeros(0, np.int64), "")),
-        (_native.nth_id, (row, 10)),
-        (_native.nth_id, (row, 0)),
-        (_native.punish, (row, far, ids, 1.0, 0.0, 0.0, np.zeros(9))),
-        (_native.punish, (row, -ids, ids, 1.0, 0.0, 0.0, np.zeros(9))),
-        (_native.punish, (row, ids, np.zeros(0, np.int64), 1.0, 0.0, 0.0, np.zeros(9))),
-        (_native.punish, (row, ids, ids, 1.0, 0.0, 0.0, np.zeros(8))),
+        (_native.mass, (*plain, 0.0, 0.0, "")),
+        (_native.mass, (*plain, 0.0, 1.0, "none such")),
+        (_native.before, (*plain, 0.0, 1.0, 10, 0.0, 0, 0.0, "")),
+        (_native.before, (*plain, 0.0, 1.0, -1, 0.0, 0, 0.0, "")),
+        (_native.before, (*plain, 0.0, 1.0, 0, 0.0, 9, 0.0, "")),
+        (_native.before, (*plain, 0.0, 1.0, 0, 0.0, -1, 0.0, "")),
+        (_native.before, (*plain, 0.0, 1.0, 0, 0.0, 0, -1.0, "")),
+        (_native.largest_ids, (*plain, many, "")),
+        (_native.largest_ids, (*plain, many[:0], "")),
+        (_native.nth_id, (*plain, 10, "")),
+        (_native.nth_id, (*plain, 0, "")),
+        (_native.Draws, (*plain, 0.0, 0.0, 0.5, "")),
+        (_native.Draws, (*plain, 0.0, 1.0, 1.0, "")),
+        (_native.Draws, (*plain, math.nan, 1.0, 0.5, "")),
+        (_native.Draws, (*plain, math.inf, 1.0, 0.5, "")),
+        (_native.amend, (row, at + 6, at, 1.0, 0.0, 0.0, at, one, *room)),
+        (_native.amend, (row, at, at[:0], 1.0, 0.0, 0.0, at, one, *room)),
+        (_native.amend, (row, at, at, 1.0, 0.0, 0.0, -at, one, *room)),
+        (_native.amend, (row, at, at, 1.0, 0.0, 0.0, at, one[:0], *room)),
+        (_native.amend, (row, at, at, 1.0, 0.0, 0.0, at, one, row[:8], *room[1:])),
+        (_native.amend, (row, at, at, 1.0, 0.0, 0.0, at, one, row, at, one)),
     ]:
         with pytest.raises(BackendError):
             call(*arguments)
+
+
+@needs_kernels
+@pytest.mark.parametrize("place", [0, 5, 4000, 4999])
+def test_kernels_refuse_what_is_no_number(place):
+    from cherenkov import _native
+    from cherenkov.errors import BackendError
+
+    row = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
+    row[place] = math.nan
+    plain = row, np.zeros(0, np.int64), np.zeros(0)
+    for call, arguments in [
+        (_native.largest_ids, (np.zeros(1200, np.int64), "")),
+        (_native.nth_id, (2000, "")),
+        (_native.Draws, (4.0, 1.0, 0.5, "")),
+    ]:
+        with pytest.raises(BackendError, match="NaN"):
+            call(*plain, *arguments)

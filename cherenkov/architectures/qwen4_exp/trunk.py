@@ -192,4 +192,5 @@ class Qwen4Exp(Generic[M, A]):
             values=self.ops.cache((tokens, c.kv_heads, c.head_dim)),
             index_keys=self.ops.cache((tokens, c.index_dim)),
             block_keys=self.ops.cache((max(1, tokens // c.block), c.index_dim)),
+            block=c.block,
         )

@@ -1,0 +1,228 @@
+"""What needs a GPU: are the kernels right, does the demo model answer, how fast is each operation and a step.
+
+    python benchmarks/gpu.py PART OUT
+
+PART is probe, table, glow, speed or decode; `benchmarks/gpu.sh` runs several, each in a process of its own. OUT/PART.json is
+written after every finding. Without a GPU, `GPU_BACKEND=mlx` tries the script itself on the CPU.
+"""
+# ruff: noqa: PLC0415 - each part imports what it needs, so that the others run where that is missing
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gpu_decode import decode
+from gpu_parts import BACKEND, HIDDEN, INTER, Findings, backend, copy_rate, on_owner
+from gpu_speed import speed
+
+# --- probe --------------------------------------------------------------------------------------------------------
+
+
+def probe(found: Findings) -> None:
+    from importlib import metadata
+
+    from cherenkov.backends import available
+
+    found["mlx"] = metadata.version("mlx")
+    found["backends"] = {a.name: [a.usable, a.reason] for a in available()}
+    import mlx.core as mx
+
+    def info() -> Any:
+        return {k: str(v) for k, v in mx.device_info().items()}
+
+    found.attempt("device", lambda: on_owner(info))
+    smi = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.sm", "--format=csv"]
+    found.attempt(
+        "smi", lambda: subprocess.run(smi, capture_output=True, text=True, check=False).stdout
+    )
+    found.attempt("copy_bytes_s", lambda: on_owner(copy_rate))
+    for bits in (2, 3, 4, 8):
+        for kind in ("bfloat16", "float32"):
+            for rows in (1, 64):
+                found.attempt(
+                    f"quantized_matmul {bits} {kind} {rows}",
+                    lambda b=bits, k=kind, r=rows: on_owner(lambda: _stock(b, k, r, gather=False)),
+                )
+    found.attempt(
+        "gather_qmm 4 bfloat16", lambda: on_owner(lambda: _stock(4, "bfloat16", 1, gather=True))
+    )
+    if BACKEND == "cuda":
+        from cherenkov.backends.cuda_memory import Runtime
+
+        found.attempt("free and total bytes", lambda: Runtime().memory())
+        found.attempt("pool", lambda: on_owner(_pool_round_trip))
+
+
+def _stock(bits: int, kind: str, rows: int, *, gather: bool) -> Any:
+    import mlx.core as mx
+
+    dtype = getattr(mx, kind)
+    w = mx.random.normal((3, 512, 512)).astype(dtype)
+    q = mx.quantize(w, group_size=64, bits=bits)
+    x = mx.random.normal((rows, 512)).astype(dtype)
+    values = mx.dequantize(*q, group_size=64, bits=bits)
+    if gather:
+        y = mx.gather_qmm(
+            x[:, None],
+            *q,
+            rhs_indices=mx.array([1], mx.uint32),
+            transpose=True,
+            group_size=64,
+            bits=bits,
+        )
+    else:
+        y = mx.quantized_matmul(x, *(p[1] for p in q), transpose=True, group_size=64, bits=bits)
+    gap = mx.abs(y.reshape(rows, 512) - x @ values[1].T).astype(mx.float32).max()
+    mx.eval(gap)
+    return gap.item()
+
+
+def _pool_round_trip() -> Any:
+    """Records that are written to host memory are what kernels see."""
+    import mlx.core as mx
+
+    from cherenkov.backends.cuda_memory import CudaPool, Runtime
+    from cherenkov.packing.layout import ExpertLayout
+
+    pool = CudaPool(ExpertLayout(INTER, HIDDEN), 64, Runtime())
+    rng = np.random.default_rng(0)
+    sums = {}
+    begun = time.perf_counter()
+    for slot in (3, 60, 0, 17, 3, 9, 11):
+        row = rng.integers(0, 1 << 16, pool.memory.shape[1] // 2, dtype=np.uint16)
+        pool.memory[slot] = row.view(np.uint8)
+        sums[slot] = int(row.view(np.uint32).astype(np.uint64).sum())
+        pool.landed(slot)
+    pool.settle()
+    took = time.perf_counter() - begun
+    got = {s: int(pool.words[s].astype(mx.uint64).sum().item()) for s in sums}
+    assert got == sums, (got, sums)
+    return {"right": True, "seconds": took}
+
+
+# --- correctness --------------------------------------------------------------------------------------------------
+
+
+def table(found: Findings) -> None:
+    from cherenkov.backends.base import Options
+    from tests.backends.layers import WIDE, Geometry
+    from tests.backends.table import Pair
+
+    ops = backend(Options(precision="float32"))
+    turns = [(1, 2, 5), (1, 1, 1), (7, 0, 9), (2, 30, 1), (1, 1, 1)]
+    geometries = {
+        "four-bit": Geometry(),
+        "wide": WIDE,
+        "three-bit": Geometry(bits=3, group=64, inter=64, key_dim=32),
+        "two-bit": Geometry(bits=2, hidden=96, streams=2),
+        "eight-bit": Geometry(bits=8, group=32, inter=96, gate="silu"),
+    }
+    for name, geometry in geometries.items():
+        pair = Pair(ops, geometry, tolerance=3e-4)  # the GPU's products of many rows are TF32
+        steps = {
+            "residual": lambda p=pair: [p.residual(rows) for rows in (1, 3, 6)],
+            "delta": lambda p=pair: p.delta(turns),
+            "attention": lambda p=pair: p.attention(turns, biased=True),
+            "ple": lambda p=pair: p.ple(turns[:3]),
+            "mixture": lambda p=pair: [p.mixture(r, w) for r in (1, 2, 12) for w in (1, 3)],
+            "around": lambda p=pair: (p.embed(), p.around()),
+        }
+        for step, call in steps.items():
+
+            def checked(c: Any = call) -> str:
+                c()
+                return "within 3e-4 of the reference"
+
+            found.attempt(f"{name}/{step}", checked)
+    failed = [k for k, v in found.data.items() if isinstance(v, dict)]
+    found["failed"] = failed
+
+
+def glow(found: Findings) -> None:
+    from cherenkov import Model, prepare
+    from cherenkov.backends.base import Options
+
+    def answer() -> Any:
+        with Model.load("demo", backend=BACKEND) as model:
+            begun = time.perf_counter()
+            text = model.generate("What is the capital of France?")
+            again = time.perf_counter()
+            model.generate("What is the capital of France?")
+            return {
+                "answer": text,
+                "backend": model.backend_name,
+                "first_s": again - begun,
+                "second_s": time.perf_counter() - again,
+                "plan": model.plan.sum(),
+            }
+
+    found.attempt("answer", answer)
+    from tests.golden.engine import Engine
+    from tests.golden.recorded import Recorded
+
+    store = Path("/tmp/gpu-glow/store")
+    if not store.exists():
+        store.parent.mkdir(parents=True, exist_ok=True)
+        prepare("demo", store)
+    recorded = Recorded("glow-4bit")
+
+    def golden() -> Any:
+        gaps = {}
+        with (
+            Engine(store, "reference") as other,
+            Engine(store, BACKEND, Options(precision="float32")) as engine,
+        ):
+            for prompt in ("chat", "single", "segments"):
+                ids = recorded.ids(prompt)
+                theirs, ours = other.run(ids).logits, engine.run(ids).logits
+                gaps[prompt] = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+            expected = recorded.greedy("chat")
+            gaps["greedy is right"] = engine.greedy(recorded.ids("chat"), len(expected)) == expected
+            one = engine.run(recorded.ids("chat"), [1] * len(recorded.ids("chat")))
+            theirs = other.run(recorded.ids("chat"))
+            gaps["chat token by token"] = float(
+                np.abs(one.logits - theirs.logits).max() / np.abs(theirs.logits).max()
+            )
+        return gaps
+
+    found.attempt("golden", golden)
+
+    def streaming() -> Any:
+        """Any pool size gives identical output."""
+        ids = recorded.ids("chat")
+        with Engine(store, BACKEND) as engine:
+            records, whole = engine.experts.slots, engine.run(ids)
+            steps = engine.run(ids, [1] * len(ids))
+            tokens = engine.greedy(ids, 12)
+        same = {}
+        for slots in (1, 3, 4, 17, records // 4, records - 1):
+            with Engine(store, BACKEND, slots=slots) as engine:
+                for turn in ("cold", "warm"):
+                    a = np.array_equal(engine.run(ids).logits, whole.logits)
+                    b = np.array_equal(engine.run(ids, [1] * len(ids)).logits, steps.logits)
+                    c = engine.greedy(ids, 12) == tokens
+                    same[f"{slots} slots, {turn}"] = [a, b, c]
+                same[f"{slots} misses"] = engine.experts.stats.misses
+        return same
+
+    found.attempt("streaming", streaming)
+
+
+if __name__ == "__main__":
+    part, out = sys.argv[1], Path(sys.argv[2])
+    if part in {"table", "glow"}:
+        os.environ["MLX_ENABLE_TF32"] = "0"  # float32 products are compared as such
+    out.mkdir(parents=True, exist_ok=True)
+    if part == "alone":
+        from gpu_alone import run as run_alone
+
+        run_alone(Path(os.environ["PAYLOAD"]) / "alone", out)
+    else:
+        parts = {"probe": probe, "table": table, "glow": glow, "speed": speed, "decode": decode}
+        parts[part](Findings(out / f"{part}.json"))

@@ -1,0 +1,374 @@
+"""The table with our kernels in place of MLX's operations: what `metal` and `cuda` have in common.
+
+Few rows go through kernels, which read each weight once and keep activations in float32. Many rows (a prompt) multiply
+by dense matrices through MLX, whose matrix units are made for that; their experts still go through our kernels, four rows of an
+expert at a time, since a product must not depend on the wave it came in. What no kernel takes is left to `mlx`, which is
+said once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+from typing_extensions import override
+
+from cherenkov.backends import kernel_calls as calls
+from cherenkov.backends import mlx_layers as layers
+from cherenkov.backends.mlx import Array, Mlx
+from cherenkov.backends.mlx_experts import Gathering
+from cherenkov.backends.mlx_owner import owned
+from cherenkov.backends.mlx_steps import joined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cherenkov.backends.base import (
+        AttentionState,
+        DeltaNet,
+        DeltaState,
+        GatedResidual,
+        Head,
+        Ids,
+        Options,
+        Ple,
+        PleState,
+        Router,
+        SharedExpert,
+        Span,
+        SparseAttention,
+    )
+    from cherenkov.backends.launches import Launch, Launcher
+    from cherenkov.backends.mlx_matrices import Matrix, Pool
+
+__all__ = ["Fused"]
+
+_FEW_ROWS = 16
+"""Rows that go through our products, MOST_ROWS at a time; more are MLX's."""
+_PAIR_ROWS = 8
+"""Rows whose pairs with experts are computed one by one; those of more are, by expert, four at a time."""
+
+
+class Fused(Mlx):
+    """MLX with kernels. `precision` is of products of many rows: `bf16`, or `float32`."""
+
+    def __init__(self, launcher: Launcher, options: Options | None = None) -> None:
+        super().__init__(options)
+        self.exact = self.options.precision == "float32"
+        self._launch = launcher
+        self._said: set[str] = set()
+
+    # operations
+
+    @owned
+    @override
+    def read_residual(
+        self, w: GatedResidual[Matrix, Array], wide: Array
+    ) -> tuple[Array, Array | None]:
+        if wide.shape[0] > _FEW_ROWS or w.up.scales is None or not calls.fits_affine(w.up):
+            return super().read_residual(w, wide)
+        (normed,) = self._launch(calls.group_norm(wide, w.norm, w.streams, w.eps))
+        scale = 1 / w.streams
+        low = self._product(normed, w.down, 1, scale)
+
+        def mixed(rows: slice) -> Launch:
+            return calls.residual_mix(low[rows], w.up, normed[rows], w.streams)
+
+        block = self._few(wide.shape[0], mixed)
+        return block, None if w.inject is None else self._product(normed, w.inject, 2, scale)
+
+    @owned
+    @override
+    def inject(self, wide: Array, block: Array, gain: Array) -> Array:
+        return self._launch(calls.inject(wide, block, gain))[0]
+
+    @owned
+    @override
+    def delta_net(
+        self, w: DeltaNet[Matrix, Array], x: Array, spans: Sequence[Span[DeltaState[Array]]]
+    ) -> Array:
+        if not calls.fits_delta(w):
+            self._left("delta_net", f"value heads of {w.value_dim}, key heads of {w.key_dim}")
+            return super().delta_net(w, x, spans)
+        channels, z = self.times(x, w.qkv), self.times(x, w.z)
+        a, b = self.times(x, w.a), self.times(x, w.b)
+        parts = []
+        for span in spans:
+            rows, state = slice(span.start, span.stop), span.state
+            conv, state.history = self._launch(
+                calls.causal_conv(channels[rows], state.history, w.conv, 1)
+            )
+            mixed, state.matrix = self._launch(
+                calls.delta_step(w, conv, a[rows], b[rows], z[rows], state.matrix)
+            )
+            parts.append(mixed)
+        return self.times(joined(parts), w.out)
+
+    @owned
+    @override
+    def sparse_attention(
+        self,
+        w: SparseAttention[Matrix, Array],
+        x: Array,
+        spans: Sequence[Span[AttentionState[Array]]],
+    ) -> Array:
+        if not calls.fits_attention(w):
+            self._left("sparse_attention", f"heads of {w.head_dim}, index heads of {w.index_dim}")
+            return super().sparse_attention(w, x, spans)
+        projected, index = self._biased(x, w.q, w.q_bias), self.times(x, w.index)
+        keys, values = self._biased(x, w.k, w.k_bias), self._biased(x, w.v, w.v_bias)
+        values = values.reshape(x.shape[0], w.kv_heads, w.head_dim)
+        parts = []
+        for span in spans:
+            own, count = slice(span.start, span.stop), span.stop - span.start
+            turn = layers.turns(w, span.position, count)
+            head = w.head_dim
+            (query,) = self._launch(
+                calls.prepare_heads(projected[own], w.q_norm, turn, (w.heads, 2 * head), w.eps)
+            )
+            (key,) = self._launch(
+                calls.prepare_heads(keys[own], w.k_norm, turn, (w.kv_heads, head), w.eps)
+            )
+            raw = index[own, w.index_heads * w.index_dim :]
+            self._append(w, span, key, values[own], raw)
+            chosen = self._chosen(w, span, index[own], turn)
+            caches = (span.state.keys, span.state.values)
+            sums, tops = self._launch(calls.attend(w, query, caches, chosen, span.position))
+            parts += self._launch(calls.merge(w, sums, tops, projected[own]))
+        return self._biased(joined(parts), w.o, w.o_bias)
+
+    @owned
+    @override
+    def ple(
+        self,
+        w: Ple[Matrix, Array],
+        wide: Array,
+        features: Array,
+        spans: Sequence[Span[PleState[Array]]],
+    ) -> Array:
+        key, value = self.times(features, w.key), self.times(features, w.value)
+        base, normed = self._launch(calls.ple_gate(w, key, wide, value))
+        parts = []
+        for span in spans:
+            rows, state = slice(span.start, span.stop), span.state
+            out, state.history = self._launch(
+                calls.causal_conv(normed[rows], state.history, w.conv, w.dilation, base[rows])
+            )
+            parts.append(out)
+        return joined(parts)
+
+    @override
+    def best(self, w: Router[Matrix], x: Array) -> tuple[Array, Array]:
+        if not calls.fits_route(w.gate.shape[0]):
+            self._left("route", f"{w.gate.shape[0]} experts")
+            return super().best(w, x)
+        ids, weights = self._launch(
+            calls.route(self.times(x, w.gate), w.top_k, normalise=w.normalise)
+        )
+        return ids, weights
+
+    @override
+    def resident(
+        self,
+        shared: SharedExpert[Matrix],
+        x: Array,
+        routes: tuple[Array, Array],
+        slots: Array,
+        pool: Pool,
+        target: tuple[Array, Array],
+    ) -> Array:
+        if not calls.fits_records(pool.layout):
+            return super().resident(shared, x, routes, slots, pool, target)
+        rows, top = slots.shape
+        each = self._pairs(pool, x, slots.reshape(-1), _rows_of_pairs(rows, top))
+        return self._summed(shared, x, routes[1], each.reshape(rows, top, -1), target)
+
+    @owned
+    @override
+    def argmax(self, w: Head[Matrix, Array], wide: Array, rows: Sequence[int]) -> Ids:
+        logits = self.logits(w, wide, rows)
+        best, places = self._launch(calls.argmax(logits))
+        _, found = self._launch(calls.argmax(best, places))
+        self._show(found)
+        return np.array(found)[:, 0]
+
+    # products
+
+    @override
+    def times(self, x: Array, matrix: Matrix) -> Array:
+        if x.shape[0] > _FEW_ROWS or not calls.fits_affine(matrix):
+            return self._many(x, matrix)
+        return self._product(x, matrix)
+
+    def _many(self, x: Array, matrix: Matrix) -> Array:
+        """A product of many rows."""
+        return super().times(x, matrix)
+
+    def _product(self, x: Array, matrix: Matrix, act: int = 0, scale: float = 1.0) -> Array:
+        if not calls.fits_affine(matrix):
+            out = self._many(x, matrix)
+            if act == 1:
+                return layers.silu(out * scale)
+            return 2 * layers.sigmoid(out * scale) if act else out
+
+        def made(rows: slice) -> Launch:
+            return calls.product(x[rows], matrix, act, scale)
+
+        return self._few(x.shape[0], made)
+
+    def _few(self, rows: int, made: Callable[[slice], Launch]) -> Array:
+        """Rows, as many at a time as a kernel takes."""
+        step = calls.MOST_ROWS
+        if rows <= step:
+            return self._launch(made(slice(0, rows)))[0]
+        starts = range(0, rows, step)
+        return mx.concatenate([self._launch(made(slice(s, s + step)))[0] for s in starts])
+
+    # attention
+
+    def _append(
+        self,
+        w: SparseAttention[Matrix, Array],
+        span: Span[AttentionState[Array]],
+        keys: Array,
+        values: Array,
+        raw: Array,
+    ) -> None:
+        """Put new tokens into the cache, and finish the index blocks that they complete."""
+        state, stop = span.state, span.position + span.stop - span.start
+        state.keys = layers.put(state.keys, keys, span.position)
+        state.values = layers.put(state.values, values, span.position)
+        state.index_keys = layers.put(state.index_keys, raw, span.position)
+        first, last = span.position // w.block, stop // w.block
+        if last > first:
+            turn = layers.turns(w, first * w.block, last - first, w.block)
+            (made,) = self._launch(calls.block_keys(w, state.index_keys, first, turn))
+            state.block_keys = layers.put(state.block_keys, made, first)
+        state.length = stop
+
+    def _chosen(
+        self,
+        w: SparseAttention[Matrix, Array],
+        span: Span[AttentionState[Array]],
+        index: Array,
+        turn: tuple[Array, Array],
+    ) -> Array:
+        """The blocks that each row attends to, if there is a choice; else anything."""
+        blocks, keep = span.state.length // w.block, w.budget // w.block
+        if blocks <= keep:
+            return _nothing()
+        (query,) = self._launch(
+            calls.prepare_heads(index, w.index_q_norm, turn, (w.index_heads, w.index_dim), w.eps)
+        )
+        cache = span.state.block_keys
+        (found,) = self._launch(calls.scores(w, query, cache, span.position, blocks))
+        return self._launch(calls.select(found, keep))[0]
+
+    # experts
+
+    @override
+    def _gathering(self, ids: Ids, x: Array) -> Gathering:
+        return _KernelGathering(self, ids, x)
+
+    def _pairs(self, pool: Pool, x: Array, slots: Array, rows: Array) -> Array:
+        """Rows `[P * TX]` of `x` through the experts in slots `[P]`: `[P * TX, D]`."""
+        tags = pool.widths
+        (h,) = self._launch(calls.expert_up(pool.layout, pool.words, tags, slots, rows, x))
+        return self._launch(calls.expert_down(pool.layout, pool.words, tags, slots, h))[0]
+
+    @override
+    def _summed(
+        self,
+        shared: SharedExpert[Matrix],
+        x: Array,
+        weights: Array,
+        each: Array,
+        target: tuple[Array, Array] | None,
+    ) -> Array:
+        if target is None:
+            return super()._summed(shared, x, weights, each, target)
+        rows, top, width = each.shape
+        control = self.times(x, shared.switch).reshape(-1)
+        own = self.times(self._shared(shared, x), shared.down)
+        y, place = each.reshape(rows * top, width), _places(rows * top)
+        return self._launch(calls.combine(y, place, weights, own, control, target[1], target[0]))[0]
+
+    def _shared(self, shared: SharedExpert[Matrix], x: Array) -> Array:
+        """The shared expert's hidden activations `[R, Is]`."""
+        gate, up = shared.gate, shared.up
+        fits = gate.scales is not None and calls.fits_affine(gate) and gate.bits == up.bits
+        if x.shape[0] > _FEW_ROWS or not fits or gate.group != up.group:
+            return layers.silu(self.times(x, gate)) * self.times(x, up)
+        return self._few(x.shape[0], lambda rows: calls.swiglu(x[rows], gate, up))
+
+    def _left(self, operation: str, reason: str) -> None:
+        """Say once that an operation is left to MLX."""
+        if operation not in self._said:
+            self._said.add(operation)
+            text = f"backend {self.name}: {operation}: no kernel for {reason}; stock operations instead"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+class _KernelGathering(Gathering):
+    """Waves through kernels."""
+
+    def __init__(self, ops: Fused, ids: Ids, x: Array) -> None:
+        super().__init__(ids, x, exact=ops.exact)
+        self._ops = ops
+
+    @override
+    def compute(self, pool: Pool, rows: Ids, slots: Ids) -> Array:
+        if not calls.fits_records(pool.layout):
+            return super().compute(pool, rows, slots)
+        if len(self._ids) <= _PAIR_ROWS:
+            return self._ops._pairs(pool, self._x, mx.array(slots), mx.array(rows))
+        tiles, listed, places = _tiles(rows, slots)
+        made = self._ops._pairs(pool, self._x, mx.array(tiles), mx.array(listed))
+        return made[mx.array(places)]
+
+
+def _tiles(rows: Ids, slots: Ids) -> tuple[Ids, Ids, Ids]:
+    """Pairs by slot, up to MOST_ROWS in a tile.
+
+    Returns:
+        The slot of each tile `[n]`, its rows `[n * MOST_ROWS]` (-1: none), and where each pair has gone `[P]`.
+    """
+    size = calls.MOST_ROWS
+    order = np.argsort(slots, kind="stable")
+    sorted_slots = slots[order]
+    starts = np.flatnonzero(np.diff(sorted_slots, prepend=-1))
+    counts = np.diff(starts, append=len(order))
+    each = -(-counts // size)  # tiles of a slot
+    first = np.cumsum(each) - each
+    within = np.arange(len(order)) - np.repeat(starts, counts)
+    place = np.repeat(first * size, counts) + within
+    listed = np.full(int(each.sum()) * size, -1, np.int32)
+    listed[place] = rows[order]
+    places = np.empty(len(order), np.int32)
+    places[order] = place
+    tiles = np.repeat(sorted_slots[starts], each).astype(np.int32)
+    return tiles, listed, places
+
+
+@lru_cache(maxsize=64)
+def _rows_of_pairs(rows: int, top: int) -> Array:
+    return _made(np.repeat(np.arange(rows, dtype=np.int32), top))
+
+
+@lru_cache(maxsize=64)
+def _places(count: int) -> Array:
+    return _made(np.arange(count, dtype=np.int32))
+
+
+@lru_cache(maxsize=1)
+def _nothing() -> Array:
+    return _made(np.zeros(8, np.int32))
+
+
+def _made(values: Ids) -> Array:
+    made = mx.array(values)
+    mx.eval(made)
+    return made

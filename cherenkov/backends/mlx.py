@@ -1,0 +1,481 @@
+"""The `mlx` backend: the whole table in stock MLX operations, on whatever device MLX takes by itself.
+
+It needs no kernel of ours, so it is what `metal` and `cuda` fall back to, and what CI can run: those two replace
+operations by kernels and nothing else.
+
+What keeps it correct:
+
+- One thread owns MLX (`mlx_owner`); whoever calls an operation waits for it there.
+- Arrays are values. No operation writes into one that the caller may still hold; a sequence's memory is replaced by
+  the updated array, and MLX reuses the buffer where nobody else holds the old one. So `copy` costs nothing.
+- The pool is written by reader threads alone (`mlx_matrices.Pool`). What reads its slots has been computed before the
+  next wave is asked for, or, for the last wave, before any operation that shows the host something returns. A store
+  empties slots only after one of those.
+- Nothing is computed until the host must see it: the ids of a layer's experts, if not all of them are in memory, and
+  what a step ends in.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+from typing_extensions import override
+
+from cherenkov.backends import mlx_layers as layers
+from cherenkov.backends.base import (
+    Arrivals,
+    AttentionState,
+    Backend,
+    Block,
+    Choice,
+    DeltaNet,
+    DeltaState,
+    DraftFuse,
+    Embedding,
+    ExpertPool,
+    Floats,
+    GatedResidual,
+    Head,
+    Ids,
+    Memory,
+    Options,
+    Ple,
+    PleState,
+    Resident,
+    Router,
+    Routes,
+    SharedExpert,
+    Span,
+    SparseAttention,
+    Stretch,
+)
+from cherenkov.backends.mlx_experts import Gathering, feed_forward
+from cherenkov.backends.mlx_layers import norm, sigmoid, silu, stream_norm
+from cherenkov.backends.mlx_matrices import Matrix, Pool, place, rows_of, times
+from cherenkov.backends.mlx_owner import OWNER, owned
+from cherenkov.backends.mlx_steps import (
+    Chosen,
+    cache_of,
+    delta_of,
+    joined,
+    pool_of,
+    present,
+    stacked,
+)
+from cherenkov.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from cherenkov.checkpoint.affine import HostMatrix
+    from cherenkov.packing.layout import ExpertLayout
+
+__all__ = ["Mlx"]
+
+Array = mx.array
+
+_ROWS_AT_ONE_GO = 8
+"""Rows that may go through several layers in one call; more go layer by layer, and Ctrl-C is heard in between."""
+
+
+class Mlx(Backend[Matrix, Array]):
+    """MLX on its default device. `precision` is `float32`, or `bf16` for products with quantised matrices."""
+
+    name = "mlx"
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or Options()
+        self.exact = self.options.precision != "bf16"
+        self._pending: list[Array] = []  # reads slots of a pool, and has not been computed
+        self._table: tuple[Ids, Array] | None = None  # a slot table, and the same on the device
+        self._device = OWNER.call(lambda: str(mx.default_device()))
+
+    @property
+    @override
+    def detail(self) -> str:
+        kind = "float32" if self.exact else "bf16"
+        device = self._device.removeprefix("Device(").removesuffix(")").split(",")[0]
+        return f"MLX {metadata.version('mlx')} on the {device.upper()}, {kind} products"
+
+    @override
+    def close(self) -> None:
+        self._pending.clear()
+        self._table = None
+        OWNER.call(mx.clear_cache)
+
+    # placing
+
+    @owned
+    @override
+    def matrix(self, host: HostMatrix) -> Matrix:
+        return place(host)
+
+    @owned
+    @override
+    def array(self, host: Floats) -> Array:
+        return mx.array(np.ascontiguousarray(host, dtype=np.float32))
+
+    @owned
+    @override
+    def host(self, array: Array) -> Floats:
+        self._show(array)
+        return np.array(array, dtype=np.float32)
+
+    @owned
+    @override
+    def zeros(self, shape: tuple[int, ...]) -> Array:
+        made = mx.zeros(shape, mx.float32)
+        mx.eval(made)
+        return made
+
+    @override
+    def copy(self, array: Array) -> Array:
+        return array  # arrays are never written to
+
+    @override
+    def settled(self, w: DeltaNet[Matrix, Array], state: DeltaState[Array], position: int) -> Array:
+        return state.matrix
+
+    @owned
+    @override
+    def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:
+        return Pool(layout, slots)
+
+    # operations
+
+    @owned
+    @override
+    def embed(self, w: Embedding[Matrix], tokens: Ids) -> Array:
+        return mx.tile(rows_of(w.table, mx.array(tokens)), (1, w.streams))
+
+    @owned
+    @override
+    def read_residual(
+        self, w: GatedResidual[Matrix, Array], wide: Array
+    ) -> tuple[Array, Array | None]:
+        normed = stream_norm(wide, w.norm, w.streams, w.eps)  # [R, S*D]
+        low = silu(self.times(normed, w.down) / w.streams)
+        mix = sigmoid(self.times(low, w.up))  # [R, S*D]
+        block = (mix * normed).reshape(wide.shape[0], w.streams, -1).mean(axis=1)  # [R, D]
+        if w.inject is None:
+            return block, None
+        return block, 2 * sigmoid(self.times(normed, w.inject) / w.streams)
+
+    @owned
+    @override
+    def inject(self, wide: Array, block: Array, gain: Array) -> Array:
+        return wide + (gain[:, :, None] * block[:, None, :]).reshape(wide.shape)
+
+    @owned
+    @override
+    def delta_net(
+        self, w: DeltaNet[Matrix, Array], x: Array, spans: Sequence[Span[DeltaState[Array]]]
+    ) -> Array:
+        channels = self.times(x, w.qkv)  # [R, C]
+        step = mx.logaddexp(self.times(x, w.a) + w.dt_bias, mx.array(0.0))
+        decay = -mx.exp(w.a_log) * step  # [R, Hv], log of the decay
+        beta = sigmoid(self.times(x, w.b))  # [R, Hv]
+        parts = []
+        for span in spans:
+            rows = slice(span.start, span.stop)
+            convolved = silu(layers.convolve(span.state, channels[rows], w.conv, 1))
+            parts.append(layers.delta_rule(w, span.state, convolved, decay[rows], beta[rows]))
+        mixed = joined(parts)  # [R, Hv, dv]
+        gate = self.times(x, w.z).reshape(mixed.shape)
+        gate = sigmoid(gate) if w.gate == "sigmoid" else silu(gate)
+        return self.times((norm(mixed, w.norm, w.eps) * gate).reshape(x.shape[0], -1), w.out)
+
+    @owned
+    @override
+    def sparse_attention(
+        self,
+        w: SparseAttention[Matrix, Array],
+        x: Array,
+        spans: Sequence[Span[AttentionState[Array]]],
+    ) -> Array:
+        rows = x.shape[0]
+        projected = self._biased(x, w.q, w.q_bias).reshape(rows, w.heads, -1)
+        queries, gate = mx.split(projected, 2, axis=-1)
+        queries = norm(queries, w.q_norm, w.eps)
+        keys = norm(self._biased(x, w.k, w.k_bias).reshape(rows, w.kv_heads, -1), w.k_norm, w.eps)
+        values = self._biased(x, w.v, w.v_bias).reshape(rows, w.kv_heads, -1)
+        index = self.times(x, w.index).reshape(rows, w.index_heads + 1, w.index_dim)
+        index_queries = norm(index[:, :-1], w.index_q_norm, w.eps)
+        parts = []
+        for span in spans:
+            own = slice(span.start, span.stop)
+            turn = layers.turns(w, span.position, span.stop - span.start)
+            turned = layers.rotate(keys[own], turn)
+            layers.append(w, span.state, span.position, turned, values[own], index[own, -1])
+            turned = layers.rotate(queries[own], turn)
+            turned_index = layers.rotate(index_queries[own], turn)
+            parts.append(layers.attend(w, span.state, turned, turned_index, span.position))
+        mixed = joined(parts) * sigmoid(gate)
+        return self._biased(mixed.reshape(rows, -1), w.o, w.o_bias)
+
+    @owned
+    @override
+    def ple(
+        self,
+        w: Ple[Matrix, Array],
+        wide: Array,
+        features: Array,
+        spans: Sequence[Span[PleState[Array]]],
+    ) -> Array:
+        split = (wide.shape[0], w.streams, -1)
+        key = stream_norm(self.times(features, w.key), w.norm_key, w.streams, w.eps).reshape(split)
+        query = stream_norm(wide, w.norm_query, w.streams, w.eps).reshape(split)
+        value = self.times(features, w.value)  # [R, D]
+        score = (key * query).sum(axis=-1, keepdims=True) * (value.shape[1] ** -0.5)
+        gate = sigmoid(mx.sign(score) * mx.sqrt(mx.maximum(mx.abs(score), 1e-6)))
+        gated = (gate * value[:, None, :]).reshape(wide.shape)
+        normed = stream_norm(gated, w.norm_conv, w.streams, w.eps)
+        turned = [
+            silu(layers.convolve(s.state, normed[s.start : s.stop], w.conv, w.dilation))
+            for s in spans
+        ]
+        return wide + gated + joined(turned)
+
+    @owned
+    @override
+    def route(self, w: Router[Matrix], x: Array) -> Routes[Array]:
+        ids, weights = self.best(w, x)
+        self._show(ids, weights, x)
+        return Routes(np.array(ids), weights)
+
+    def best(self, w: Router[Matrix], x: Array) -> tuple[Array, Array]:
+        """Ids `[R, K]` and weights of each row's experts, not computed yet."""
+        scores = mx.softmax(self.times(x, w.gate), axis=-1, precise=True)
+        ids = layers.best_experts(scores, w.top_k)
+        weights = mx.take_along_axis(scores, ids, axis=-1)
+        return ids, weights / weights.sum(axis=-1, keepdims=True) if w.normalise else weights
+
+    @override
+    def experts(
+        self, shared: SharedExpert[Matrix], x: Array, routes: Routes[Array], arrivals: Arrivals
+    ) -> Array:
+        return self._gathered(shared, x, routes, arrivals, None)
+
+    # a layer's steps
+
+    @owned
+    @override
+    def mix_delta(
+        self,
+        read: GatedResidual[Matrix, Array],
+        w: DeltaNet[Matrix, Array],
+        wide: Array,
+        spans: Sequence[Span[DeltaState[Array]]],
+    ) -> Array:
+        return super().mix_delta(read, w, wide, spans)
+
+    @owned
+    @override
+    def mix_attention(
+        self,
+        read: GatedResidual[Matrix, Array],
+        w: SparseAttention[Matrix, Array],
+        wide: Array,
+        spans: Sequence[Span[AttentionState[Array]]],
+    ) -> Array:
+        return super().mix_attention(read, w, wide, spans)
+
+    @owned
+    @override
+    def choose(
+        self, read: GatedResidual[Matrix, Array], router: Router[Matrix], wide: Array
+    ) -> Choice:
+        x, gain = self.read_residual(read, wide)
+        return Chosen(x, present(gain), self.route(router, x))
+
+    @owned
+    @override
+    def likely(
+        self, read: GatedResidual[Matrix, Array], router: Router[Matrix], wide: Array
+    ) -> Ids:
+        return super().likely(read, router, wide)
+
+    @override
+    def mixture(
+        self, shared: SharedExpert[Matrix], wide: Array, choice: Choice, arrivals: Arrivals
+    ) -> Array:
+        assert isinstance(choice, Chosen)
+        return self._gathered(shared, choice.x, choice.routes, arrivals, (wide, choice.gain))
+
+    @owned
+    @override
+    def stretch(
+        self,
+        blocks: Sequence[Block[Matrix, Array]],
+        reach: range,
+        wide: Array,
+        spans: Sequence[Span[Memory[Array]]],
+        features: Mapping[int, Array],
+        resident: Resident,
+    ) -> Stretch[Array]:
+        """Layers whose experts are all in memory run without the host; at others it looks whether those wanted are."""
+        rows = wide.shape[0]
+        seen: list[Array] = []
+        for at in reach if rows <= _ROWS_AT_ONE_GO else reach[:1]:
+            block, slots = blocks[at], resident.slot_table[blocks[at].index]
+            wide = self._mixed(block, wide, spans, features)
+            x, gain = self.read_residual(block.moe_read, wide)
+            ids, weights = self.best(block.router, x)
+            if slots.min() < 0 or rows > _ROWS_AT_ONE_GO:
+                self._show(ids, weights, x, wide, *seen)
+                chosen = np.array(ids)
+                if (slots[chosen] < 0).any():
+                    choice = Chosen(x, present(gain), Routes(chosen, weights))
+                    return Stretch(wide, stacked(seen, chosen), choice)
+            places = self._on_device(resident.slot_table)[block.index][ids]
+            wide = self.resident(
+                block.shared, x, (ids, weights), places, pool_of(resident), (wide, present(gain))
+            )
+            self._pending = [wide]
+            seen.append(ids)
+        self._show(wide, *seen)
+        return Stretch(wide, stacked(seen, np.empty((rows, 0), np.int32)), None)
+
+    def resident(
+        self,
+        shared: SharedExpert[Matrix],
+        x: Array,
+        routes: tuple[Array, Array],
+        slots: Array,
+        pool: Pool,
+        target: tuple[Array, Array],
+    ) -> Array:
+        """`mixture` of experts that are all in memory, in `slots` `[R, K]`. Not computed yet."""
+        each = feed_forward(pool, x, slots, exact=self.exact)
+        return self._summed(shared, x, routes[1], each, target)
+
+    # around the layers
+
+    @owned
+    @override
+    def fuse(
+        self,
+        w: DraftFuse[Matrix, Array],
+        embedding: Embedding[Matrix],
+        tokens: Ids,
+        wide: Array,
+    ) -> Array:
+        found = norm(rows_of(embedding.table, mx.array(tokens)), w.norm_embedding, w.eps)
+        token = self.times(found, w.fc_embedding)  # [R, D]
+        hidden = norm(wide, w.norm_hidden, w.eps).reshape(wide.shape[0] * w.streams, -1)
+        turned = self.times(hidden, w.fc_hidden).reshape(wide.shape[0], w.streams, -1)
+        return (turned + token[:, None, :]).reshape(wide.shape)
+
+    @owned
+    @override
+    def logits(self, w: Head[Matrix, Array], wide: Array, rows: Sequence[int]) -> Array:
+        block, _ = self.read_residual(w.mixer, wide[mx.array(list(rows), mx.int32)])
+        return self.times(block, w.matrix)
+
+    @owned
+    @override
+    def argmax(self, w: Head[Matrix, Array], wide: Array, rows: Sequence[int]) -> Ids:
+        best = mx.argmax(self.logits(w, wide, rows), axis=-1).astype(mx.int32)
+        self._show(best)
+        return np.array(best)
+
+    # inside
+
+    def times(self, x: Array, matrix: Matrix) -> Array:
+        """`x` `[R, in]` times a matrix, `[R, out]`."""
+        return times(x, matrix, exact=self.exact)
+
+    def _biased(self, x: Array, matrix: Matrix, bias: Array | None) -> Array:
+        out = self.times(x, matrix)
+        return out if bias is None else out + bias
+
+    def _mixed(
+        self,
+        block: Block[Matrix, Array],
+        wide: Array,
+        spans: Sequence[Span[Memory[Array]]],
+        features: Mapping[int, Array],
+    ) -> Array:
+        """The residual after a layer's n-gram features and mixer."""
+        at = block.index
+        if block.ple is not None:
+            own = [Span(s.start, s.stop, s.position, s.state.ple[at]) for s in spans]
+            wide = self.ple(block.ple, wide, features[at], own)
+        if isinstance(block.mixer, DeltaNet):
+            delta = [Span(s.start, s.stop, s.position, delta_of(s.state.layers[at])) for s in spans]
+            return self.mix_delta(block.mixer_read, block.mixer, wide, delta)
+        caches = [Span(s.start, s.stop, s.position, cache_of(s.state.layers[at])) for s in spans]
+        return self.mix_attention(block.mixer_read, block.mixer, wide, caches)
+
+    def _gathering(self, ids: Ids, x: Array) -> Gathering:
+        return Gathering(ids, x, exact=self.exact)
+
+    def _gathered(
+        self,
+        shared: SharedExpert[Matrix],
+        x: Array,
+        routes: Routes[Array],
+        arrivals: Arrivals,
+        target: tuple[Array, Array] | None,
+    ) -> Array:
+        """Compute waves as they arrive, then the sum. The store is asked from the thread that called."""
+        gathering = self._gathering(routes.ids, x)
+        pool = arrivals.pool
+        assert isinstance(pool, Pool)
+        for wave in arrivals:
+            pool.settle()
+            self._wave(gathering, pool, wave.experts, wave.slots)
+        return self._finished(shared, x, routes, gathering, target)
+
+    @owned
+    def _wave(self, gathering: Gathering, pool: Pool, experts: Ids, slots: Ids) -> None:
+        made = gathering.take(pool, experts, slots)
+        if not gathering.complete:
+            self._show(made)  # its slots are given away next
+        elif made is not None:
+            self._pending.append(made)
+
+    @owned
+    def _finished(
+        self,
+        shared: SharedExpert[Matrix],
+        x: Array,
+        routes: Routes[Array],
+        gathering: Gathering,
+        target: tuple[Array, Array] | None,
+    ) -> Array:
+        if not gathering.complete:
+            raise BackendError(self.name, "experts", "not every expert has arrived")
+        out = self._summed(shared, x, routes.weights, gathering.each(), target)
+        self._pending.append(out)
+        return out
+
+    def _summed(
+        self,
+        shared: SharedExpert[Matrix],
+        x: Array,
+        weights: Array,
+        each: Array,
+        target: tuple[Array, Array] | None,
+    ) -> Array:
+        """Experts' results `[R, K, D]` summed by rank, the shared expert last; into a wide residual if one is given."""
+        out = weights[:, 0, None] * each[:, 0]
+        for rank in range(1, each.shape[1]):
+            out = out + weights[:, rank, None] * each[:, rank]
+        hidden = silu(self.times(x, shared.gate)) * self.times(x, shared.up)
+        switch = sigmoid(self.times(x, shared.switch))
+        out = out + switch * self.times(hidden, shared.down)
+        return out if target is None else self.inject(target[0], out, target[1])
+
+    def _show(self, *arrays: Array | None) -> None:
+        """Compute what the host needs to see, and with it all that still reads slots of the pool."""
+        wanted, self._pending = [*self._pending, *(a for a in arrays if a is not None)], []
+        mx.eval(wanted)
+
+    def _on_device(self, table: Ids) -> Array:
+        if self._table is None or not np.array_equal(self._table[0], table):
+            self._table = (table.copy(), mx.array(np.maximum(table, 0)))
+        return self._table[1]

@@ -1,0 +1,152 @@
+"""Matrices as MLX arrays: dense ones, and those inside the records of a pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+
+from cherenkov.backends.operands import ExpertPool
+
+if TYPE_CHECKING:
+    from cherenkov.checkpoint.affine import HostMatrix
+    from cherenkov.packing.layout import ExpertLayout
+
+__all__ = ["Matrix", "Pool", "Records", "place", "rows_of", "times"]
+
+_VALUES = 16
+"""From so many bits on, a matrix is of values and not of codes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix `[out, in]`, or a stack of them `[n, out, in]`.
+
+    Attributes:
+        codes: uint32 `[..., out, in * bits / 32]`, or BF16 or float32 values `[..., out, in]`.
+        scales: BF16 `[..., out, in / group]`; None for values.
+        biases: as `scales`.
+    """
+
+    shape: tuple[int, int]
+    bits: int
+    group: int
+    codes: mx.array
+    scales: mx.array | None = None
+    biases: mx.array | None = None
+
+
+def place(host: HostMatrix) -> Matrix:
+    """A copy of a host matrix."""
+    if host.scales is None or host.biases is None:
+        values = mx.array(host.codes)
+        return Matrix(host.shape, host.bits, 0, _bf16(values) if host.bits == _VALUES else values)
+    return Matrix(
+        host.shape,
+        host.bits,
+        host.group,
+        mx.array(host.codes),
+        _bf16(mx.array(host.scales)),
+        _bf16(mx.array(host.biases)),
+    )
+
+
+def times(x: mx.array, matrix: Matrix, *, exact: bool = True) -> mx.array:
+    """`x` `[..., R, in]` float32 times a matrix, transposed: `[..., R, out]` float32.
+
+    Args:
+        x: a stack of as many as the matrix is, or one.
+        matrix: a matrix or a stack.
+        exact: multiply in float32, else in BF16.
+    """
+    if matrix.scales is None or matrix.biases is None:
+        return x @ mx.swapaxes(matrix.codes.astype(mx.float32), -1, -2)
+    kind = mx.float32 if exact else mx.bfloat16
+    out: mx.array = mx.quantized_matmul(
+        x.astype(kind),
+        matrix.codes,
+        matrix.scales.astype(kind),
+        matrix.biases.astype(kind),
+        transpose=True,
+        group_size=matrix.group,
+        bits=matrix.bits,
+    )
+    return out.astype(mx.float32)
+
+
+def rows_of(matrix: Matrix, ids: mx.array) -> mx.array:
+    """Rows of a matrix, float32 `[R, in]`."""
+    if matrix.scales is None or matrix.biases is None:
+        return matrix.codes[ids].astype(mx.float32)
+    return mx.dequantize(
+        matrix.codes[ids],
+        matrix.scales[ids].astype(mx.float32),
+        matrix.biases[ids].astype(mx.float32),
+        group_size=matrix.group,
+        bits=matrix.bits,
+    ).astype(mx.float32)
+
+
+class Pool(ExpertPool):
+    """Records in one MLX array, which reader threads fill through its memory.
+
+    No operation ever writes to the array: that would put another buffer into its place while readers still write to
+    the old one.
+
+    Attributes:
+        words: uint32 `[slots, stride / 4]`, which `memory` is a view of.
+        widths: int32 `[slots]`: bits of the codes in each.
+    """
+
+    def __init__(self, layout: ExpertLayout, slots: int) -> None:
+        words = mx.zeros((slots, layout.stride_bytes // 4), mx.uint32)
+        widths = mx.full((max(slots, 8),), layout.bits, mx.int32)
+        mx.eval(words, widths)
+        self.words, self.widths = words, widths
+        super().__init__(layout, np.array(words, copy=False).view(np.uint8))
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The three matrices of every record of a pool, each a stack over the slots, without a copy."""
+
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+
+    @classmethod
+    def of(cls, pool: Pool) -> Records:
+        """Views into a pool."""
+        layout = pool.layout
+        wide = (layout.inter, layout.hidden)
+        return cls(
+            _stack(pool, "gate", wide),
+            _stack(pool, "up", wide),
+            _stack(pool, "down", (layout.hidden, layout.inter)),
+        )
+
+
+def _stack(pool: Pool, name: str, shape: tuple[int, int]) -> Matrix:
+    layout, offsets = pool.layout, pool.layout.offsets()
+    start = offsets[f"{name}_w"]
+    if layout.bits == _VALUES:
+        halves = pool.words.view(mx.bfloat16)  # of the whole, which is contiguous
+        part = halves[:, start // 2 : start // 2 + shape[0] * shape[1]]
+        return Matrix(shape, _VALUES, 0, part.reshape(-1, *shape))
+
+    def words(key: str, size: int) -> mx.array:
+        begin = offsets[f"{name}_{key}"]
+        return pool.words[:, begin // 4 : (begin + size) // 4]
+
+    def numbers(key: str) -> mx.array:
+        part = words(key, layout.scales_bytes).view(mx.bfloat16)
+        return part.reshape(pool.slots, shape[0], -1)
+
+    codes = words("w", layout.codes_bytes).reshape(pool.slots, shape[0], -1)
+    return Matrix(shape, layout.bits, layout.group, codes, numbers("s"), numbers("b"))
+
+
+def _bf16(halves: mx.array) -> mx.array:
+    return halves.view(mx.bfloat16)

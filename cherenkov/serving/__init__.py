@@ -1,0 +1,1 @@
+"""What `cherenkov.Engine` is made of: requests, tickets, lanes in company, admission, sessions."""

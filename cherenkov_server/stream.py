@@ -1,0 +1,172 @@
+"""What is sent back: a JSON object, or a stream of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from cherenkov_server.wire.refusals import refusal_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from litestar.types import Receive, Scope, Send
+
+    from cherenkov.serving.requests import Answered
+    from cherenkov_server.work import HangUp, Work
+
+__all__ = ["Json", "Refused", "Stream", "Text", "data"]
+
+_log = logging.getLogger("cherenkov.server")
+_DONE = b"data: [DONE]\n\n"
+_QUIET = b": still here\n\n"
+"""A comment, so that nobody on the way takes a long prompt for a dead connection."""
+
+
+def data(value: Mapping[str, Any]) -> bytes:
+    """A server-sent event. JSON in ASCII holds nothing that any client could take for the end of a line."""
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+class Text:
+    """An answer of text.
+
+    Args:
+        body: the text.
+        kind: its media type.
+        status: of HTTP.
+        headers: to send with it.
+    """
+
+    def __init__(
+        self, body: str, kind: str, *, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.status = status
+        self._body = body.encode()
+        self._headers = {"content-type": kind, "content-length": str(len(self._body))}
+        self._headers |= dict(headers or {})
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send it."""
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status,
+                "headers": encoded(self._headers),
+            }
+        )
+        await send({"type": "http.response.body", "body": self._body, "more_body": False})
+
+
+class Json(Text):
+    """An answer of JSON; arguments as for `Text`."""
+
+    def __init__(
+        self,
+        value: Mapping[str, Any],
+        *,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        text = json.dumps(value, separators=(",", ":"))
+        super().__init__(text, "application/json", status=status, headers=headers)
+
+
+class Refused(Json):
+    """The answer to an error, see `refusal_of`."""
+
+    def __init__(self, error: BaseException, *, is_unavailable: bool = False) -> None:
+        refusal = refusal_of(error, is_unavailable=is_unavailable)
+        if refusal.status == 500:
+            _log.error("a request failed: %s: %s", type(error).__name__, refusal.message)
+        super().__init__(refusal.body, status=refusal.status, headers=refusal.headers)
+
+
+class Stream:
+    """An answer in pieces, each sent as it comes.
+
+    Args:
+        work: has begun.
+        hang_up: watches the caller.
+        pieces: the events of an answer, as bytes to send.
+        headers: to send first.
+        quiet_s: after so long without a piece a comment is sent.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        hang_up: HangUp,
+        pieces: Callable[[int, Answered], bytes],
+        *,
+        last: Callable[[], bytes],
+        headers: Mapping[str, str],
+        quiet_s: float,
+    ) -> None:
+        self._work = work
+        self._hang_up = hang_up
+        self._pieces = pieces
+        self._last = last
+        self._quiet_s = quiet_s
+        self._headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-store",
+            "x-accel-buffering": "no",
+            **headers,
+        }
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send it. What must happen at the end never waits, see `HangUp`."""
+        try:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": encoded(self._headers),
+                }
+            )
+            async for piece in self._all():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._hang_up.stop()
+            self._work.end()
+
+    async def _all(self) -> AsyncIterator[bytes]:
+        events = aiter(self._work.events())
+        try:
+            async for index, event in _or_quiet(events, self._quiet_s):
+                piece = _QUIET if event is None else self._pieces(index, event)
+                if piece:
+                    yield piece
+        except Exception as error:  # noqa: BLE001 - the status is out; this is how the client can know
+            refusal = refusal_of(error)
+            if refusal.status == 500:
+                _log.exception("a stream failed")
+            yield data(refusal.body)
+            return
+        yield self._last() + _DONE
+
+
+async def _or_quiet(
+    events: AsyncIterator[tuple[int, Answered]], quiet_s: float
+) -> AsyncIterator[tuple[int, Answered | None]]:
+    """The same events, and None whenever none came for so long."""
+    while True:
+        coming = asyncio.ensure_future(anext(events, None))
+        try:
+            while not (await asyncio.wait([coming], timeout=quiet_s))[0]:
+                yield 0, None
+            event = coming.result()
+        finally:
+            coming.cancel()
+        if event is None:
+            return
+        yield event
+
+
+def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Headers, as ASGI wants them."""
+    return [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]

@@ -1,0 +1,160 @@
+"""The `mlx` backend against the reference, and what it promises about threads, waves and memory."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from cherenkov.backends import available, create
+from cherenkov.backends.base import Options
+from cherenkov.errors import BackendError
+from tests.backends.layers import ODD, PLAIN, SMALL, WIDE, Arrivals, Geometry, Layers
+from tests.backends.table import Pair
+
+MLX = next(a for a in available() if a.name == "mlx")
+pytestmark = pytest.mark.skipif(not MLX.usable, reason=MLX.reason)
+
+GEOMETRIES = {
+    "small": SMALL,
+    "wide": WIDE,
+    "odd": ODD,
+    "plain": PLAIN,
+    "two-bit": Geometry(bits=2),
+    "three-bit": Geometry(bits=3, group=64, inter=64),
+    "eight-bit": Geometry(bits=8),
+}
+TURNS = [(1, 2, 5), (1, 1, 1), (7, 0, 9), (1, 1, 1), (2, 30, 1), (1, 1, 1)]
+
+
+@pytest.fixture(scope="module")
+def ops():
+    made = create("mlx")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module", params=GEOMETRIES)
+def pair(request, ops):
+    return Pair(ops, GEOMETRIES[request.param])
+
+
+def test_residual(pair):
+    pair.embed()
+    for rows in (1, 2, 17):
+        pair.residual(rows)
+
+
+def test_delta_net(pair):
+    pair.delta(TURNS)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_attention(pair, biased):
+    pair.attention(TURNS, biased)
+
+
+def test_ngram_features(pair):
+    pair.ple(TURNS)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 40])
+@pytest.mark.parametrize("waves", [1, 3])
+def test_mixture(pair, rows, waves):
+    pair.mixture(rows, waves)
+
+
+def test_around_the_layers(pair):
+    pair.around()
+
+
+def test_bf16_products_are_near():
+    ops = create("mlx", Options(precision="bf16"))
+    pair = Pair(ops, WIDE, tolerance=5e-2)
+    pair.delta(TURNS[:3])
+    pair.around()
+    assert "bf16" in ops.detail
+
+
+def test_waves_do_not_show(ops):
+    """However experts arrive, the bits are the same."""
+    layers = Layers(ops, WIDE)
+    read, router, shared = layers.residual(), layers.router(), layers.shared()
+    layout, records = layers.records()
+    for rows in (1, 3, 20):
+        values = np.random.default_rng(rows).normal(size=(rows, WIDE.streams * WIDE.hidden))
+        wide = ops.array(values.astype(np.float32))
+        found = []
+        for waves in (1, 2, 5, 100):
+            choice = ops.choose(read, router, wide)
+            used = list(dict.fromkeys(choice.ids.ravel().tolist()))
+            parts = [used[i::waves] for i in range(min(waves, len(used)))]
+            out = ops.mixture(shared, wide, choice, Arrivals(ops, layout, records, parts))
+            found.append(ops.host(out))
+        for other in found[1:]:
+            np.testing.assert_array_equal(other, found[0])
+
+
+def test_a_slot_may_be_overwritten_when_the_next_wave_is_asked_for(ops):
+    layers = Layers(ops, WIDE)
+    read, router, shared = layers.residual(), layers.router(), layers.shared()
+    layout, records = layers.records()
+    wide = ops.array(np.random.default_rng(0).normal(size=(2, 768)).astype(np.float32))
+    used = list(dict.fromkeys(ops.choose(read, router, wide).ids.ravel().tolist()))
+    arrivals = Arrivals(ops, layout, records, [[one] for one in used])
+    expected = ops.host(ops.mixture(shared, wide, ops.choose(read, router, wide), arrivals))
+
+    class Overwriting:
+        pool = arrivals.pool
+
+        def __iter__(self):
+            for wave in arrivals.waves:
+                yield wave
+                if wave is not arrivals.waves[-1]:
+                    self.pool.memory[wave.slots] = 0xFF
+
+    out = ops.mixture(shared, wide, ops.choose(read, router, wide), Overwriting())
+    ops.choose(read, router, wide)  # whatever shows the host something ends the last wave
+    arrivals.pool.memory[:] = 0xFF
+    np.testing.assert_array_equal(ops.host(out), expected)
+
+
+def test_not_every_expert_came(ops):
+    layers = Layers(ops, SMALL)
+    choice = ops.choose(layers.residual(), layers.router(), ops.zeros((1, 192)))
+    layout, records = layers.records()
+    arrivals = Arrivals(ops, layout, records, [choice.ids.ravel().tolist()[:1]])
+    with pytest.raises(BackendError, match="not every expert"):
+        ops.mixture(layers.shared(), ops.zeros((1, 192)), choice, arrivals)
+
+
+def test_any_thread_may_call(ops):
+    layers = Layers(ops, SMALL)
+    head = layers.head()
+    wide = ops.inject(
+        ops.zeros((1, 192)), ops.zeros((1, 64)), ops.zeros((1, 3))
+    )  # not computed yet
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(ops.host(ops.logits(head, wide, [0]))))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+def test_the_pool_is_its_memory(ops):
+    layers = Layers(ops, SMALL)
+    pool = ops.pool(layers.records()[0], 3)
+    pool.memory[1] = 7
+    assert pool.memory.shape == (3, layers.records()[0].stride_bytes)
+    assert ops.host(pool.words)[1, :4].tolist() == [float(np.float32(0x07070707))] * 4
+
+
+def test_what_mlx_refuses_names_the_operation(ops):
+    with pytest.raises(BackendError, match="backend mlx: inject: "):
+        ops.inject(ops.zeros((1, 192)), ops.zeros((1, 63)), ops.zeros((1, 3)))

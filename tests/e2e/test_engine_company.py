@@ -1,0 +1,210 @@
+"""Each answer is bit for bit what it would be alone: whoever shares its steps, however its prompt is cut, whatever was cached."""
+
+import itertools
+import random
+import time
+
+import pytest
+
+from cherenkov import Finished, Model, TextDelta
+from cherenkov.chat.options import Settings
+from cherenkov.engine import (
+    ChatRequest,
+    CompletionRequest,
+    Echoed,
+    Engine,
+    Limits,
+    Logprobs,
+    Started,
+    TurnRequest,
+)
+from cherenkov.errors import BackendError
+
+LONG = "Tell me about the capital of France. " * 9
+CHATS = [
+    ("What is the capital of France?", {"max_tokens": 14}),
+    ("What is the capital of Spain?", {"max_tokens": 9, "temperature": 0.9, "seed": 3}),
+    (LONG, {"max_tokens": 6, "logprobs": True, "top_logprobs": 3}),
+    (
+        "Count to ten.",
+        {"max_tokens": 20, "temperature": 1.1, "seed": 7, "frequency_penalty": 0.7, "top_k": 40},
+    ),
+    ("Who are you?", {"max_tokens": 16, "repetition_penalty": 1.3, "stop": "the"}),
+    ("Hello", {"max_tokens": 5, "thinking": True, "logit_bias": {6838: 5.0}}),
+    (
+        LONG + "Briefly.",
+        {
+            "max_tokens": 8,
+            "temperature": 0.7,
+            "min_p": 0.05,
+            "top_p": 0.9,
+            "seed": 1,
+            "top_logprobs": 0,
+        },
+    ),
+    ("What is 2+2?", {"max_tokens": 1}),
+]
+
+
+def said(text):
+    return [{"role": "user", "content": text}]
+
+
+def asked(text, options):
+    return ChatRequest(said(text), Settings().updated(options))
+
+
+@pytest.fixture(scope="module", params=["resident", "streamed"])
+def model(request, glow_store):
+    few = {"pool": 0.004} if request.param == "streamed" else {}
+    try:
+        loaded = Model.load(glow_store, backend="native", context_tokens=256, sequences=4, **few)
+    except BackendError as error:
+        pytest.skip(str(error))
+    with loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    """What each says alone, without an engine."""
+    return [model.chat(said(text), **options) for text, options in CHATS]
+
+
+@pytest.mark.parametrize(
+    ("seed", "limits"),
+    [
+        (1, Limits()),
+        (2, Limits(prefix_cache_bytes=0, prefill_quantum=7)),
+        (3, Limits(max_batch=3, prefill_quantum=50, prefix_cache_entries=3)),
+        (4, Limits(max_batch=1)),
+        (5, Limits(max_batch=8, prefill_quantum=1, prefill_chunk_s=0)),
+    ],
+)
+def test_in_company(model, alone, seed, limits):
+    order = list(range(len(CHATS))) * 2
+    chance = random.Random(seed)
+    chance.shuffle(order)
+    with Engine(model, limits) as engine:
+        tickets = []
+        for which in order:
+            tickets.append(engine.submit(asked(*CHATS[which])))
+            if chance.random() < 0.5:
+                time.sleep(chance.random() * 0.02)
+        replies = [ticket.reply() for ticket in tickets]
+    assert replies_of(replies) == replies_of(alone[which] for which in order)
+    figures = engine.metrics()
+    assert figures.completed == len(order)
+    assert figures.failed == figures.cancelled == figures.rebuilt == 0
+    assert limits.max_batch == 1 or figures.decode_rows > figures.decode_steps
+
+
+def replies_of(replies):
+    """All but the usage, in which cached tokens differ."""
+    return [(r.text, r.reasoning, r.tool_calls, r.finish_reason, r.logprobs) for r in replies]
+
+
+def test_the_pieces_join_to_the_answer(model):
+    with Engine(model) as engine:
+        tickets = [engine.submit(asked(*chat)) for chat in CHATS]
+        for ticket in tickets:
+            events = list(ticket)
+            reply = events[-1].reply
+            assert isinstance(events[-1], Finished)
+            assert "".join(e.text for e in events if isinstance(e, TextDelta)) == reply.text
+            tokens = tuple(e.token for e in events if isinstance(e, Logprobs))
+            assert tokens == reply.logprobs[: len(tokens)]
+            assert len(reply.logprobs) - len(tokens) in {0, 1}  # a stop token is no piece
+            started = next(e for e in events if isinstance(e, Started))
+            assert started.prompt_tokens == reply.usage.prompt_tokens
+
+
+def test_cached_and_fresh_are_the_same(model):
+    """Twelve turns that grow; every one is asked again with nothing cached, and by another owner."""
+    options = {"max_tokens": 7, "temperature": 0.8, "seed": 5, "top_logprobs": 1}
+    messages, cached = [], []
+    with Engine(model) as engine:
+        for turn in range(5):
+            messages += said(f"Question {turn}: what is the capital of France?")
+            request = ChatRequest(list(messages), Settings().updated(options), owner="a")
+            reply = engine.submit(request).reply()
+            stranger = ChatRequest(list(messages), Settings().updated(options), owner="b")
+            other = engine.submit(stranger).reply()
+            again = engine.submit(request).reply()
+            assert replies_of([reply]) == replies_of([other]) == replies_of([again])
+            assert replies_of([reply]) == replies_of([model.chat(messages, **options)])
+            assert again.usage.cached_tokens == again.usage.prompt_tokens  # its logits were kept
+            assert turn or other.usage.cached_tokens == 0
+            cached.append((reply.usage.cached_tokens, reply.usage.prompt_tokens))
+            messages.append(reply.message)
+    for (_, before), (found, total) in itertools.pairwise(cached):
+        assert before <= found < total
+
+
+def test_a_session_says_what_a_session_says(model):
+    options = {"max_tokens": 9, "temperature": 0.9, "seed": 4}
+    lines = ["Hello", "What is the capital of France?", "And of Spain?", "Thanks"]
+    plain = model.session(system="Be brief.", **options)
+    with Engine(model) as engine:
+        mine = engine.open_session(system="Be brief.", **options)
+        busy = [engine.submit(asked(*chat)) for chat in CHATS[:3]]
+        for line in lines:
+            reply = engine.submit(TurnRequest(mine.id, line)).reply()
+            assert replies_of([reply]) == replies_of([plain.send(line)])
+        info = engine.session(mine.id)
+        assert info.turns == len(lines)
+        assert info.messages == len(plain.history)
+        for ticket in busy:
+            ticket.reply()
+
+
+def test_completions(model):
+    tokenizer = model.tokenizer
+    text = "The capital of France is"
+    ids = tokenizer.encode(text, special=True)
+    options = {"max_tokens": 6, "top_logprobs": 2}
+    plain = model.generate(text, raw=True, max_tokens=6)
+    rows = model.logits(ids)
+    with Engine(model) as engine:
+        for prompt in (text, ids):
+            for echo in (False, True):
+                ticket = engine.submit(
+                    CompletionRequest(prompt, Settings().updated(options), echo=echo)
+                )
+                events = list(ticket)
+                assert events[-1].reply.text == plain
+                echoed = [e for e in events if isinstance(e, Echoed)]
+                assert len(echoed) == echo
+                for one in echoed:
+                    assert one.ids == tuple(ids)
+                    assert one.text == text
+                    assert one.logprobs[0] is None
+                    for row, token, likely in zip(rows, ids[1:], one.logprobs[1:], strict=False):
+                        assert likely.token == token
+                        assert likely.top[0][0] == int(row.argmax())
+        request = CompletionRequest(
+            text, Settings().updated({"top_logprobs": 0}), echo=True, no_answer=True
+        )
+        *_, echoed, finished = engine.submit(request)
+        assert len(echoed.logprobs) == len(ids)
+        assert finished.reply.text == ""
+        assert finished.reply.finish_reason == "length"
+        nothing = engine.submit(ChatRequest(said("Hello"), no_answer=True)).reply()
+        assert nothing.usage.output_tokens == 0
+
+
+def test_what_was_read_survives_a_restart(model, tmp_path):
+    limits = Limits(prefix_cache_dir=str(tmp_path / "prefixes"))
+    request = asked("What is the capital of France?", {"max_tokens": 6, "top_logprobs": 1})
+    with Engine(model, limits) as engine:
+        first = engine.submit(request).reply()
+    with Engine(model, limits) as engine:
+        second = engine.submit(request).reply()
+        assert engine.metrics().prefix.loaded == 1
+    assert second.usage.cached_tokens == second.usage.prompt_tokens
+    assert replies_of([first]) == replies_of([second])
+    with Engine(model, Limits(prefix_cache_dir=limits.prefix_cache_dir)) as engine:
+        longer = ChatRequest(
+            [*said("What is the capital of France?"), first.message, *said("Why?")]
+        )
+        assert engine.submit(longer).started().cached_tokens > 0

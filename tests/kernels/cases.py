@@ -1,0 +1,160 @@
+"""A call of every kernel, in the variants that differ: what is linted, compiled and run in every order of lanes."""
+
+import mlx.core as mx
+import numpy as np
+
+from cherenkov.backends import kernel_calls as calls
+from cherenkov.backends.mlx_matrices import Matrix
+from cherenkov.packing.layout import ExpertLayout
+from tests.backends.layers import Geometry, Layers
+
+__all__ = ["cases"]
+
+
+def cases():
+    """By name, in order."""
+    return dict(_cases())
+
+
+def _values(*shape, seed=0):
+    return mx.array(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+
+
+def _matrix(out, columns, bits, group=32):
+    if bits > 8:
+        kind = mx.bfloat16 if bits == 16 else mx.float32
+        return Matrix((out, columns), bits, 0, _values(out, columns).astype(kind))
+    parts = mx.quantize(_values(out, columns).astype(mx.bfloat16), group_size=group, bits=bits)
+    return Matrix((out, columns), bits, group, *parts)
+
+
+def _cases():
+    for bits in (2, 3, 4, 8, 16, 32):
+        for rows in (1, 3):
+            yield f"product-{bits}-{rows}", calls.product(_values(rows, 96), _matrix(37, 96, bits))
+    yield "product-long", calls.product(_values(1, 2112), _matrix(8, 2112, 4, 64), 1, 0.5)
+    yield "product-few", calls.product(_values(2, 64), _matrix(3, 64, 4), 2, 0.25)
+    yield "swiglu", calls.swiglu(_values(1, 64), _matrix(33, 64, 4), _matrix(33, 64, 4))
+    yield "swiglu-rows", calls.swiglu(_values(4, 64), _matrix(5, 64, 8), _matrix(5, 64, 8))
+    yield from _expert_cases()
+    yield from _residual_cases()
+    yield from _delta_cases()
+    yield from _attention_cases()
+    for experts, top in ((9, 3), (70, 40)):
+        yield f"route-{experts}", calls.route(_values(2, experts), top, normalise=experts == 9)
+    logits = _values(2, 5000)
+    yield "argmax", calls.argmax(logits)
+    yield (
+        "argmax-last",
+        calls.argmax(
+            _values(2, 64), mx.array(np.arange(128).reshape(2, 64)[:, ::-1].astype(np.int32))
+        ),
+    )
+    draws = mx.array([0.0, 0.999999])
+    yield "sample", calls.sample(logits, logits.max(axis=-1), draws, mx.array([1.0, 1.5]))
+
+
+def _expert_cases():
+    for bits in (2, 3, 4, 8):
+        layout = ExpertLayout(64, 96, bits, 32)
+        words = np.random.default_rng(bits).integers(
+            0, 1 << 32, (5, layout.stride_bytes // 4), dtype=np.uint32
+        )
+        words &= np.uint32(0x3FFF3FFF)  # no BF16 scale becomes infinite
+        pool, tags = mx.array(words), mx.array([bits] * 8, mx.int32)
+        slots = mx.array([4, 0, 2], mx.int32)
+        for tile in (1, 4):
+            rows = mx.array(([0, 1, -1, 1] * 3)[: 3 * tile], mx.int32)
+            mixed = bits == 4 and tile == 1
+            what = f"{bits}-{tile}{'-tagged' if mixed else ''}"
+            yield (
+                f"expert-up-{what}",
+                calls.expert_up(layout, pool, tags, slots, rows, _values(2, 96), mixed=mixed),
+            )
+            h = _values(3 * tile, 64)
+            yield (
+                f"expert-down-{what}",
+                calls.expert_down(layout, pool, tags, slots, h, mixed=mixed),
+            )
+    place = mx.array([5, 4, 3, 2, 1, 0], mx.int32)
+    yield (
+        "combine",
+        calls.combine(
+            _values(6, 40),
+            place,
+            _values(2, 3),
+            _values(2, 40),
+            _values(2),
+            _values(2, 2),
+            _values(2, 80),
+        ),
+    )
+
+
+def _residual_cases():
+    for width in (33, 300):
+        yield (
+            f"group-norm-{width}",
+            calls.group_norm(_values(2, 3 * width), _values(3 * width), 3, 1e-5),
+        )
+    for rows in (1, 3):
+        yield (
+            f"residual-mix-{rows}",
+            calls.residual_mix(_values(rows, 64), _matrix(3 * 20, 64, 4), _values(rows, 60), 3),
+        )
+    yield "inject", calls.inject(_values(2, 120), _values(2, 40), _values(2, 3))
+
+
+def _delta_cases():
+    history = _values(3, 40)
+    yield "causal-conv", calls.causal_conv(_values(2, 40), history, _values(40, 4), 1)
+    yield (
+        "causal-conv-add",
+        calls.causal_conv(_values(5, 40), _values(9, 40), _values(40, 4), 3, _values(5, 40)),
+    )
+    from cherenkov.backends.mlx import Mlx
+
+    for name, g in (("", Geometry()), ("-wide", Geometry(key_dim=96, gate="silu"))):
+        layers = Layers(Mlx(), g)
+        w = layers.delta()
+        channels = 2 * g.key_heads * g.key_dim + g.value_heads * g.value_dim
+        for every in (False, True):
+            yield (
+                f"delta-step{name}{'-every' * every}",
+                calls.delta_step(
+                    w,
+                    _values(3, channels),
+                    _values(3, g.value_heads),
+                    _values(3, g.value_heads),
+                    _values(3, g.value_heads * g.value_dim),
+                    _values(g.value_heads, g.key_dim, g.value_dim),
+                    every=every,
+                ),
+            )
+    w = layers.ple()
+    yield "ple-gate", calls.ple_gate(w, _values(2, 192), _values(2, 192), _values(2, 64))
+
+
+def _attention_cases():
+    from cherenkov.backends.mlx import Mlx
+
+    g = Geometry(head_dim=40, index_dim=20, block=4, budget=12)
+    w = Layers(Mlx(), g).attention()
+    turn = _values(2, 8), _values(2, 8)
+    projected = _values(2, g.heads * 2 * 40)
+    yield "prepare-heads", calls.prepare_heads(projected, w.q_norm, turn, (4, 80), 1e-5)
+    for kind in (mx.float32, mx.bfloat16):
+        name = "" if kind == mx.float32 else "-bf16"
+        raw = _values(40, 20).astype(kind)
+        yield f"block-keys{name}", calls.block_keys(w, raw, 3, turn)
+        query = _values(2, g.index_heads, 20)
+        yield f"scores{name}", calls.scores(w, query, _values(9, 20).astype(kind), 33, 8)
+        caches = _values(40, 2, 40).astype(kind), _values(40, 2, 40, seed=1).astype(kind)
+        chosen = mx.array([[0, 3, 7], [1, 2, 5]], mx.int32)
+        yield f"attend{name}", calls.attend(w, _values(2, 4, 40), caches, chosen, 36)
+        yield f"attend-all{name}", calls.attend(w, _values(2, 4, 40), caches, chosen, 9)
+    found = np.random.default_rng(3).integers(0, 4, (2, 700)).astype(np.float32)
+    found[1, 50:] = -1
+    yield "select", calls.select(mx.array(found), 60)
+    yield "select-few", calls.select(mx.array(found[:, :70]), 64)
+    yield "merge", calls.merge(w, _values(8, 3, 40), mx.abs(_values(8, 3, 2)), projected)
