@@ -138,6 +138,11 @@ class Speculation:
         if certain and state.position - state.draft_position > MOST_BEHIND:
             self._head.catch_up(state)
 
+    def catch_up(self, state: State[Any]) -> None:
+        """Have the head read all that is certain, so that what it lacks is one row: before a state is kept for long."""
+        if self._head is not None:
+            self._head.catch_up(state)
+
     def propose(self, lanes: Sequence[Drafting]) -> None:
         """Give each lane, whose next step is that of the token sampled last, its drafts (`Drafter.tokens`)."""
         for lane in lanes:

@@ -59,7 +59,9 @@ def loaded_with(logits_after, guess, context=4 * DRAWS):
     def propose(lanes):
         for lane in lanes:
             lane.drafter.kind = "ngram2"
-            lane.drafter.tokens = guess((*lane.state.tokens[-REACH:], *lane.pending))[: min(3, lane.room)]
+            lane.drafter.tokens = guess((*lane.state.tokens[-REACH:], *lane.pending))[
+                : min(3, lane.room)
+            ]
 
     speculation.propose = propose
     return Loaded(network, ops, context, 512, speculation)
