@@ -22,9 +22,6 @@ from cherenkov.state import Rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from cherenkov.lane import Lane, Loaded, Step
     from cherenkov.state import State
 
@@ -67,7 +64,7 @@ class Stepper:
         parts = [(lane.state, lane.prepare(n)) for lane, n in zip(lanes, counts, strict=True)]
         wide = network.forward(Rows(parts), check=check)
         wanted = _wanted(lanes, parts)
-        logits = self._loaded.backend.host(network.logits(wide, wanted)) if wanted else None
+        logits = network.logits(wide, wanted) if wanted else None
         if deciding:
             alone = self._clock() - begun if len(deciding) == len(lanes) else None
             speculation.verified(deciding, network.read_bytes - read_bytes, alone)
@@ -97,7 +94,7 @@ def _wanted(lanes: Sequence[Lane], parts: Sequence[tuple[State[Any], list[int]]]
     ]
 
 
-def _taken(lanes: Sequence[Lane], logits: NDArray[np.float32] | None) -> list[Iterator[Step]]:
+def _taken(lanes: Sequence[Lane], logits: Any) -> list[Iterator[Step]]:
     """Every lane's share of the logits, taken when it is asked for."""
     found: list[Iterator[Step]] = []
     at = 0

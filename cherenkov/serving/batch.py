@@ -219,11 +219,7 @@ class Batch:
         if alone and (self._odd or len(alone) == len(self._active)):
             room = self.pace.tokens(in_company=len(self._active) > 1)
             return [self._reading(alone[0], room)]
-        parts = [
-            _Part(job, list(job.running.pending), job.position, reads=False)
-            for job in self._active
-            if job.phase == "decoding" and not job.ticket.full_s
-        ]
+        parts = self._deciding()
         room = self.pace.tokens(in_company=len(self._active) + len(self.line) > 1)
         room = min(room, max(1, self._loaded.chunk_rows - sum(part.rows for part in parts)))
         for job in self._active:
@@ -232,6 +228,29 @@ class Batch:
                 parts.append(part)
                 room -= part.rows
         return parts
+
+    def _deciding(self) -> list[_Part]:
+        """Those that are being sampled, each with its last token and what is guessed to follow."""
+        jobs = [job for job in self._active if job.phase == "decoding" and not job.ticket.full_s]
+        lanes = [job.running for job in jobs]
+        if lanes and self._loaded.speculation.is_on:
+            try:
+                with self._responder.lock:
+                    self._responder.check_open()
+                    self._loaded.speculation.propose(lanes)
+            except Exception as error:  # noqa: BLE001 - whatever it is, somebody must be told
+                self._broken(
+                    [
+                        _Part(job, list(job.running.pending), job.position, reads=False)
+                        for job in jobs
+                    ],
+                    error,
+                )
+                return []
+        return [
+            _Part(job, job.running.prepare(len(job.running.pending)), job.position, reads=False)
+            for job in jobs
+        ]
 
     @staticmethod
     def _reading(job: Job, room: int) -> _Part:
@@ -248,7 +267,7 @@ class Batch:
             if self._is_stopping() or all(job.ticket.is_cancelled for job in jobs):
                 raise Cancelled("nobody waits for this step")
 
-        begun = time.perf_counter()
+        begun, read_bytes = time.perf_counter(), network.read_bytes
         try:
             with self._responder.lock:
                 self._responder.check_open()
@@ -257,6 +276,7 @@ class Batch:
                 places = _places(parts)
                 picked = [row for chosen in places for row in chosen]
                 logits = network.logits(wide, picked) if picked else None
+                self._guessed(parts, wide, network.read_bytes - read_bytes, begun)
         except Exception as error:  # noqa: BLE001 - whatever it is, somebody must be told
             self._broken(parts, error)
             return
@@ -270,6 +290,21 @@ class Batch:
                 self._fail(part.job, error)
             first, row = first + len(chosen), row + part.rows
 
+    def _guessed(self, parts: list[_Part], wide: Any, read_bytes: int, begun: float) -> None:
+        """Tell whoever guesses what a step has left behind, and what it took."""
+        speculation, backend = self._loaded.speculation, self._loaded.backend
+        if not speculation.is_on:
+            return
+        lanes = [part.job.running for part in parts if not part.reads]
+        if lanes:
+            alone = time.perf_counter() - begun if len(lanes) == len(parts) else None
+            speculation.verified(lanes, read_bytes, alone)
+        row = 0
+        for part in parts:
+            lane, piece = part.job.running, backend.take(wide, range(row, row + part.rows))
+            speculation.ran(lane.state, part.rows, piece, certain=not lane.drafter.tokens)
+            row += part.rows
+
     def _stepped(self, part: _Part, wide: Any, row: int, logits: Any) -> None:
         """A job's rows have been run; `logits` are of its last ones, if it samples now."""
         job = part.job
@@ -280,6 +315,7 @@ class Batch:
             self._active.remove(job)
             self._active.append(job)
             if job.position in job.ready.points:
+                self._loaded.speculation.catch_up(job.running.state)
                 self.cache.store(job.request.owner, job.running.state, logits)
             if job.todo:
                 return
@@ -353,7 +389,7 @@ class Batch:
         job, lane = part.job, part.job.running
         following = job.todo if part.reads else part.tokens[:1]
         tokens = [*lane.state.tokens[: part.position], *following]
-        lane.state = self._state(job, tokens)
+        lane.state, lane.drafter.tokens = self._state(job, tokens), []
         job.todo = tokens[lane.state.position :]
         lane.pending = list(job.todo)
         job.phase, job.alone = "prefilling", True
@@ -389,6 +425,7 @@ class Batch:
         self.tally.completed += 1
         job.say(events, reply)
         if ready.keeps_answer and job.lane is not None:
+            self._loaded.speculation.catch_up(job.running.state)
             self.cache.store(job.request.owner, job.running.state)
 
     def _cancel(self, job: Job, *, keeps: bool = True) -> None:
