@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Everything that needs an NVIDIA GPU: correctness first, then speed. Each part is a process of its own with a time limit, and
 # writes its results as it goes, so that one that fails leaves the others.
-#   benchmarks/gpu.sh OUT [PART...]
+#   benchmarks/gpu.sh OUT [PART[:SECONDS]...]      # leaves OUT/gpu.tar.gz
 # With PAYLOAD set to a folder of wheels and an MLX archive, they are unpacked first (a machine without a network).
 set -uo pipefail
 cd "$(dirname "$0")/.."
-out=$1
+kept=$1
 shift
-mkdir -p "$out"
+out=${SCRATCH:-/tmp/gpu-out}
+mkdir -p "$out" "$kept"
 python=${PYTHON:-python3}
 if [ -n "${PAYLOAD:-}" ]; then
   site=${SITE:-/tmp/site}
@@ -45,5 +46,6 @@ for part in "${@:-probe}"; do
   begun=$SECONDS
   timeout -k 5 "$limit" "$python" benchmarks/gpu.py "$name" "$out" >"$out/$name.log" 2>&1
   echo "== $name: exit $? after $((SECONDS - begun)) s"
-  tail -n "${LINES_EACH:-12}" "$out/$name.log"
+  tail -n "${LINES_EACH:-12}" "$out/$name.log" | cut -c1-900
+  tar -czf "$kept/gpu.tar.gz" -C "$out" . # one file, and again after every part: what follows may be cut off
 done

@@ -102,7 +102,7 @@ def run(folder: Path, out: Path) -> None:
             "-gencode=arch=compute_90a,code=sm_90a",
             "-lineinfo",
         ]
-        command += ["-Xptxas", "-v", "-shared", "-Xcompiler", "-fPIC", "-cudart", "shared"]
+        command += ["-Xptxas", "-v", "-shared", "-Xcompiler", "-fPIC", "-cudart", "static"]
         done = subprocess.run(
             [*command, str(folder / f"{name}.cu"), "-o", str(target)],
             capture_output=True,
@@ -139,7 +139,7 @@ def run(folder: Path, out: Path) -> None:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=100,
+                timeout=75,
             )
             tail = [line for line in done.stdout.splitlines() if line.startswith("=========")]
             result["sanitizer"][tool] = {"rc": done.returncode, "tail": tail[-12:]}

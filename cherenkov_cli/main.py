@@ -19,7 +19,18 @@ from cherenkov_cli.show import complain
 
 __all__ = ["cli", "run"]
 
-_COMMANDS = ("run", "chat", "serve", "prepare", "verify", "inspect", "plot", "doctor", "paths")
+_COMMANDS = (
+    "run",
+    "chat",
+    "serve",
+    "prepare",
+    "verify",
+    "inspect",
+    "plot",
+    "doctor",
+    "kernels",
+    "paths",
+)
 
 _COMPLETE = "_CHERENKOV_COMPLETE"
 _COMPLETION = click.Option(["--complete"], envvar=_COMPLETE)

@@ -21,6 +21,7 @@ from cherenkov.backends import mlx_layers as layers
 from cherenkov.backends.mlx import Array, Mlx
 from cherenkov.backends.mlx_experts import Gathering
 from cherenkov.backends.mlx_owner import owned
+from cherenkov.backends.mlx_steps import joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,7 +105,7 @@ class Fused(Mlx):
                 calls.delta_step(w, conv, a[rows], b[rows], z[rows], state.matrix)
             )
             parts.append(mixed)
-        return self.times(_joined(parts), w.out)
+        return self.times(joined(parts), w.out)
 
     @owned
     @override
@@ -137,7 +138,7 @@ class Fused(Mlx):
             caches = (span.state.keys, span.state.values)
             sums, tops = self._launch(calls.attend(w, query, caches, chosen, span.position))
             parts += self._launch(calls.merge(w, sums, tops, projected[own]))
-        return self._biased(_joined(parts), w.o, w.o_bias)
+        return self._biased(joined(parts), w.o, w.o_bias)
 
     @owned
     @override
@@ -157,7 +158,7 @@ class Fused(Mlx):
                 calls.causal_conv(normed[rows], state.history, w.conv, w.dilation, base[rows])
             )
             parts.append(out)
-        return _joined(parts)
+        return joined(parts)
 
     @override
     def best(self, w: Router[Matrix], x: Array) -> tuple[Array, Array]:
@@ -274,7 +275,7 @@ class Fused(Mlx):
 
     def _pairs(self, pool: Pool, x: Array, slots: Array, rows: Array) -> Array:
         """Rows `[P * TX]` of `x` through the experts in slots `[P]`: `[P * TX, D]`."""
-        tags = pool.tags
+        tags = pool.widths
         (h,) = self._launch(calls.expert_up(pool.layout, pool.words, tags, slots, rows, x))
         return self._launch(calls.expert_down(pool.layout, pool.words, tags, slots, h))[0]
 
@@ -350,10 +351,6 @@ def _tiles(rows: Ids, slots: Ids) -> tuple[Ids, Ids, Ids]:
     places[order] = place
     tiles = np.repeat(sorted_slots[starts], each).astype(np.int32)
     return tiles, listed, places
-
-
-def _joined(parts: Sequence[Array]) -> Array:
-    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
 
 
 @lru_cache(maxsize=64)

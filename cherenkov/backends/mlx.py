@@ -56,6 +56,15 @@ from cherenkov.backends.mlx_experts import Gathering, feed_forward
 from cherenkov.backends.mlx_layers import norm, sigmoid, silu, stream_norm
 from cherenkov.backends.mlx_matrices import Matrix, Pool, place, rows_of, times
 from cherenkov.backends.mlx_owner import OWNER, owned
+from cherenkov.backends.mlx_steps import (
+    Chosen,
+    cache_of,
+    delta_of,
+    joined,
+    pool_of,
+    present,
+    stacked,
+)
 from cherenkov.errors import BackendError
 
 if TYPE_CHECKING:
@@ -174,7 +183,7 @@ class Mlx(Backend[Matrix, Array]):
             rows = slice(span.start, span.stop)
             convolved = silu(layers.convolve(span.state, channels[rows], w.conv, 1))
             parts.append(layers.delta_rule(w, span.state, convolved, decay[rows], beta[rows]))
-        mixed = _joined(parts)  # [R, Hv, dv]
+        mixed = joined(parts)  # [R, Hv, dv]
         gate = self.times(x, w.z).reshape(mixed.shape)
         gate = sigmoid(gate) if w.gate == "sigmoid" else silu(gate)
         return self.times((norm(mixed, w.norm, w.eps) * gate).reshape(x.shape[0], -1), w.out)
@@ -204,7 +213,7 @@ class Mlx(Backend[Matrix, Array]):
             turned = layers.rotate(queries[own], turn)
             turned_index = layers.rotate(index_queries[own], turn)
             parts.append(layers.attend(w, span.state, turned, turned_index, span.position))
-        mixed = _joined(parts) * sigmoid(gate)
+        mixed = joined(parts) * sigmoid(gate)
         return self._biased(mixed.reshape(rows, -1), w.o, w.o_bias)
 
     @owned
@@ -228,7 +237,7 @@ class Mlx(Backend[Matrix, Array]):
             silu(layers.convolve(s.state, normed[s.start : s.stop], w.conv, w.dilation))
             for s in spans
         ]
-        return wide + gated + _joined(turned)
+        return wide + gated + joined(turned)
 
     @owned
     @override
@@ -280,7 +289,7 @@ class Mlx(Backend[Matrix, Array]):
         self, read: GatedResidual[Matrix, Array], router: Router[Matrix], wide: Array
     ) -> Choice:
         x, gain = self.read_residual(read, wide)
-        return _Chosen(x, _present(gain), self.route(router, x))
+        return Chosen(x, present(gain), self.route(router, x))
 
     @owned
     @override
@@ -293,7 +302,7 @@ class Mlx(Backend[Matrix, Array]):
     def mixture(
         self, shared: SharedExpert[Matrix], wide: Array, choice: Choice, arrivals: Arrivals
     ) -> Array:
-        assert isinstance(choice, _Chosen)
+        assert isinstance(choice, Chosen)
         return self._gathered(shared, choice.x, choice.routes, arrivals, (wide, choice.gain))
 
     @owned
@@ -319,16 +328,16 @@ class Mlx(Backend[Matrix, Array]):
                 self._show(ids, weights, x, wide, *seen)
                 chosen = np.array(ids)
                 if (slots[chosen] < 0).any():
-                    choice = _Chosen(x, _present(gain), Routes(chosen, weights))
-                    return Stretch(wide, _stacked(seen, chosen), choice)
+                    choice = Chosen(x, present(gain), Routes(chosen, weights))
+                    return Stretch(wide, stacked(seen, chosen), choice)
             places = self._on_device(resident.slot_table)[block.index][ids]
             wide = self.resident(
-                block.shared, x, (ids, weights), places, _pool_of(resident), (wide, _present(gain))
+                block.shared, x, (ids, weights), places, pool_of(resident), (wide, present(gain))
             )
             self._pending = [wide]
             seen.append(ids)
         self._show(wide, *seen)
-        return Stretch(wide, _stacked(seen, np.empty((rows, 0), np.int32)), None)
+        return Stretch(wide, stacked(seen, np.empty((rows, 0), np.int32)), None)
 
     def resident(
         self,
@@ -396,9 +405,9 @@ class Mlx(Backend[Matrix, Array]):
             own = [Span(s.start, s.stop, s.position, s.state.ple[at]) for s in spans]
             wide = self.ple(block.ple, wide, features[at], own)
         if isinstance(block.mixer, DeltaNet):
-            delta = [Span(s.start, s.stop, s.position, _delta(s.state.layers[at])) for s in spans]
+            delta = [Span(s.start, s.stop, s.position, delta_of(s.state.layers[at])) for s in spans]
             return self.mix_delta(block.mixer_read, block.mixer, wide, delta)
-        caches = [Span(s.start, s.stop, s.position, _cache(s.state.layers[at])) for s in spans]
+        caches = [Span(s.start, s.stop, s.position, cache_of(s.state.layers[at])) for s in spans]
         return self.mix_attention(block.mixer_read, block.mixer, wide, caches)
 
     def _gathering(self, ids: Ids, x: Array) -> Gathering:
@@ -470,47 +479,3 @@ class Mlx(Backend[Matrix, Array]):
         if self._table is None or not np.array_equal(self._table[0], table):
             self._table = (table.copy(), mx.array(np.maximum(table, 0)))
         return self._table[1]
-
-
-class _Chosen(Choice):
-    """Rows that wait for their experts."""
-
-    __slots__ = ("gain", "routes", "x")
-
-    def __init__(self, x: Array, gain: Array, routes: Routes[Array]) -> None:
-        super().__init__(routes.ids)
-        self.x = x  # [R, D]
-        self.gain = gain  # [R, S]
-        self.routes = routes
-
-
-def _joined(parts: Sequence[Array]) -> Array:
-    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
-
-
-def _stacked(seen: Sequence[Array], like: Ids) -> Ids:
-    """The ids of layers that ran, `[n, R, K]`."""
-    if not seen:
-        return np.empty((0, *like.shape), np.int32)
-    return np.stack([np.array(ids) for ids in seen])
-
-
-def _pool_of(resident: Resident) -> Pool:
-    assert isinstance(resident.pool, Pool)
-    resident.pool.settle()
-    return resident.pool
-
-
-def _present(gain: Array | None) -> Array:
-    assert gain is not None, "only final mixers read without injecting"
-    return gain
-
-
-def _delta(state: DeltaState[Array] | AttentionState[Array]) -> DeltaState[Array]:
-    assert isinstance(state, DeltaState)
-    return state
-
-
-def _cache(state: DeltaState[Array] | AttentionState[Array]) -> AttentionState[Array]:
-    assert isinstance(state, AttentionState)
-    return state

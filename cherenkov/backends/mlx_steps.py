@@ -1,0 +1,67 @@
+"""What the steps of the MLX backends hand from one to the next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+
+from cherenkov.backends.mlx_matrices import Pool
+from cherenkov.backends.operands import AttentionState, Choice, DeltaState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cherenkov.backends.operands import Ids, Resident, Routes
+
+__all__ = ["Chosen", "cache_of", "delta_of", "joined", "pool_of", "present", "stacked"]
+
+
+class Chosen(Choice):
+    """Rows that wait for their experts."""
+
+    __slots__ = ("gain", "routes", "x")
+
+    def __init__(self, x: mx.array, gain: mx.array, routes: Routes[mx.array]) -> None:
+        super().__init__(routes.ids)
+        self.x = x  # [R, D]
+        self.gain = gain  # [R, S]
+        self.routes = routes
+
+
+def joined(parts: Sequence[mx.array]) -> mx.array:
+    """Parts, one after the other."""
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
+
+
+def stacked(seen: Sequence[mx.array], like: Ids) -> Ids:
+    """The ids of layers that ran, `[n, R, K]`."""
+    if not seen:
+        return np.empty((0, *like.shape), np.int32)
+    return np.stack([np.array(ids) for ids in seen])
+
+
+def pool_of(resident: Resident) -> Pool:
+    """The pool, with all that has landed in its place."""
+    assert isinstance(resident.pool, Pool)
+    resident.pool.settle()
+    return resident.pool
+
+
+def present(gain: mx.array | None) -> mx.array:
+    """A gain, which only final mixers lack."""
+    assert gain is not None, "only final mixers read without injecting"
+    return gain
+
+
+def delta_of(state: DeltaState[mx.array] | AttentionState[mx.array]) -> DeltaState[mx.array]:
+    """The state of a DeltaNet layer."""
+    assert isinstance(state, DeltaState)
+    return state
+
+
+def cache_of(state: DeltaState[mx.array] | AttentionState[mx.array]) -> AttentionState[mx.array]:
+    """The state of an attention layer."""
+    assert isinstance(state, AttentionState)
+    return state

@@ -1,0 +1,50 @@
+"""`cherenkov kernels`, and that every kernel's example is a call it could get."""
+
+import json
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from cherenkov.backends.kernel_catalogue import KERNELS, example
+from cherenkov.backends.shader_builds import check_with_clang, tool
+from cherenkov.errors import ConfigError
+from cherenkov_cli.main import cli
+
+CLANG = tool("clang++", "clang")
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["kernels", *arguments], catch_exceptions=False)
+
+
+def test_the_list():
+    shown = run()
+    assert shown.exit_code == 0
+    assert all(name in shown.output for name in KERNELS)
+    assert json.loads(run("--json").output)["route"]["outputs"] == ["ids", "weights"]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_its_text(name):
+    assert f"void custom_kernel_{name}" in run(name).output
+    assert f"__global__ void custom_kernel_{name}" in run(name, "--cuda").output
+
+
+@pytest.mark.skipif(CLANG is None, reason="no clang: address spaces are not checked here")
+@pytest.mark.parametrize("name", KERNELS)
+def test_its_example_compiles(name):
+    assert check_with_clang(KERNELS[name], example(name), CLANG) == ""
+
+
+def test_compiling():
+    shown = run("gated_inject", "--check", "--json")
+    found = json.loads(shown.output)["gated_inject"]
+    assert found["dialect"] == ""
+    assert found["emulator"] == ("" if shutil.which("g++") else None)
+    assert shown.exit_code == 0
+
+
+def test_no_such_kernel():
+    with pytest.raises(ConfigError, match="known are affine_gemv"):
+        run("gemm")
