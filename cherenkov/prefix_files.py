@@ -274,6 +274,7 @@ class PrefixFiles(Generic[A]):
             "tokens": point.position,
             "complete": point.logits is not None,
             "lengths": point.snapshot.lengths,
+            "trail": [[first, rows] for first, rows, _ in point.snapshot.trail.pieces],
             "pages": [len(page.arrays) for page in point.pages],
             "arrays": [[str(a.dtype), list(a.shape)] for a in arrays],
             "sum": f"{total.intdigest():016x}",
@@ -328,11 +329,18 @@ class PrefixFiles(Generic[A]):
             held = tuple(place(_rows_of(next(left), cache)) for cache in caches)
             stop = min(start + PAGE_TOKENS, len(tokens))
             pages.append(Page(start, stop, held, size_of(held)))
+        trail = Trail(
+            [(int(first), int(rows), place(next(left))) for first, rows in header["trail"]]
+        )
         logits = next(left) if header["complete"] else None
         lengths = {str(name): int(length) for name, length in header["lengths"].items()}
-        own = tokens.nbytes + sum(size_of(_parts(part)) for part in recurrent.values())
+        own = (
+            tokens.nbytes
+            + trail.size_bytes
+            + sum(size_of(_parts(part)) for part in recurrent.values())
+        )
         own += 0 if logits is None else size_of([logits])
-        snapshot: Snapshot[A] = Snapshot(len(tokens), recurrent, lengths, Trail())
+        snapshot: Snapshot[A] = Snapshot(len(tokens), recurrent, lengths, trail)
         return Point(owner, tokens, snapshot, tuple(pages), logits, own)
 
 
@@ -342,6 +350,8 @@ def _arrays(point: Point[Any]) -> Iterator[Any]:
         yield from _parts(part)
     for page in point.pages:
         yield from page.arrays
+    for _, _, wide in point.snapshot.trail.pieces:
+        yield wide
 
 
 def _parts(part: Any) -> Iterator[Any]:
