@@ -179,9 +179,10 @@ class Batch:
             state = self._loaded.network.new_state(ready.capacity)
             if point is not None:
                 point.resume(state, self._loaded.backend)
-            job.lane = Lane(
-                self._loaded, ready.ids, self._responder.wanted(ready.settings), state, ready.random
-            )
+            wanted = self._responder.wanted(ready.settings)
+            if job.request.ignore_eos:
+                wanted = replace(wanted, stop_ids=frozenset())
+            job.lane = Lane(self._loaded, ready.ids, wanted, state, ready.random)
             self._note_shared(job)
             self._start(job, state.position)
             if point is not None and not job.lane.pending:

@@ -430,6 +430,16 @@ def test_draining(model, alone):
     assert all(isinstance(outcome(t), tuple) or outcome(t) is Cancelled for t in left)
 
 
+def test_going_on_whatever_the_model_says(model):
+    settings = Settings().updated({"max_tokens": 30})
+    with Engine(model) as engine:
+        ended = engine.submit(ChatRequest(said("Hello"), settings)).reply()
+        assert ended.finish_reason == "stop"
+        on = engine.submit(ChatRequest(said("Hello"), settings, ignore_eos=True)).reply()
+        assert (on.finish_reason, on.usage.output_tokens) == ("length", 30)
+        assert on.text.startswith(ended.text)
+
+
 # --- sessions
 
 
