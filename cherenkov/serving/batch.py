@@ -17,13 +17,17 @@ from cherenkov.lane import Lane
 from cherenkov.logprobs import logprobs
 from cherenkov.serving.job import in_our_words
 from cherenkov.serving.requests import Echoed, Started
-from cherenkov.state import Rows
+from cherenkov.stepping import Stepper
 from cherenkov.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from cherenkov.chat.responder import Responder
+    from cherenkov.lane import Step
     from cherenkov.prefix_cache import PrefixCache
     from cherenkov.serving.job import Job
     from cherenkov.serving.line import Line
@@ -58,16 +62,13 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a job gives to a step: `tokens`, which go on from `position` of its state."""
+    """What a job gives to a step: `rows` of its `pending` tokens, which go on from `position` of its state."""
 
     job: Job
-    tokens: list[int]
+    rows: int
+    pending: list[int]
     position: int
     reads: bool
-
-    @property
-    def rows(self) -> int:
-        return len(self.tokens)
 
 
 class Batch:
@@ -103,6 +104,7 @@ class Batch:
         self._responder, self._sessions = responder, sessions
         self._loaded, self._vocab = responder.loaded, vocab
         self._stall_s, self._is_stopping, self._on_end = stall_s, is_stopping, on_end
+        self._stepper = Stepper(responder.loaded)
         self._active: list[Job] = []  # those that read a prompt take turns: the next one first
         self._odd = False
 
@@ -177,15 +179,15 @@ class Batch:
             state = self._loaded.network.new_state(ready.capacity)
             if point is not None:
                 point.resume(state, self._loaded.backend)
-            job.lane = Lane(
-                self._loaded, ready.ids, self._responder.wanted(ready.settings), state, ready.random
-            )
-            job.todo = list(job.lane.pending)
+            wanted = self._responder.wanted(ready.settings)
+            if job.request.ignore_eos:
+                wanted = replace(wanted, stop_ids=frozenset())
+            job.lane = Lane(self._loaded, ready.ids, wanted, state, ready.random)
             self._note_shared(job)
             self._start(job, state.position)
-            if point is not None and not job.todo:
+            if point is not None and not job.lane.pending:
                 assert point.logits is not None, "what a whole prompt goes on from"
-                self._sample(job, point.logits)
+                self._sample(job, job.lane.take(point.logits))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this job's alone
             self._fail(job, error)
 
@@ -219,7 +221,11 @@ class Batch:
         if alone and (self._odd or len(alone) == len(self._active)):
             room = self.pace.tokens(in_company=len(self._active) > 1)
             return [self._reading(alone[0], room)]
-        parts = self._deciding()
+        parts = [
+            _Part(job, 1, list(job.running.pending), job.position, reads=False)
+            for job in self._active
+            if job.phase == "decoding" and not job.ticket.full_s
+        ]
         room = self.pace.tokens(in_company=len(self._active) + len(self.line) > 1)
         room = min(room, max(1, self._loaded.chunk_rows - sum(part.rows for part in parts)))
         for job in self._active:
@@ -229,98 +235,55 @@ class Batch:
                 room -= part.rows
         return parts
 
-    def _deciding(self) -> list[_Part]:
-        """Those that are being sampled, each with its last token and what is guessed to follow."""
-        jobs = [job for job in self._active if job.phase == "decoding" and not job.ticket.full_s]
-        lanes = [job.running for job in jobs]
-        if lanes and self._loaded.speculation.is_on:
-            try:
-                with self._responder.lock:
-                    self._responder.check_open()
-                    self._loaded.speculation.propose(lanes)
-            except Exception as error:  # noqa: BLE001 - whatever it is, somebody must be told
-                self._broken(
-                    [
-                        _Part(job, list(job.running.pending), job.position, reads=False)
-                        for job in jobs
-                    ],
-                    error,
-                )
-                return []
-        return [
-            _Part(job, job.running.prepare(len(job.running.pending)), job.position, reads=False)
-            for job in jobs
-        ]
-
     @staticmethod
     def _reading(job: Job, room: int) -> _Part:
         """The next chunk of a prompt: as few as need be, of nearly equal length."""
-        count = min(job.until(), len(job.todo))
+        count = job.until()
         rows = -(-count // -(-count // room))
-        return _Part(job, job.todo[:rows], job.position, reads=True)
+        return _Part(job, rows, list(job.running.pending), job.position, reads=True)
 
     def _step(self, parts: list[_Part]) -> None:
-        network = self._loaded.network
-        jobs = [part.job for part in parts]
+        jobs, stepper = [part.job for part in parts], self._stepper
 
         def check() -> None:
             if self._is_stopping() or all(job.ticket.is_cancelled for job in jobs):
                 raise Cancelled("nobody waits for this step")
 
-        begun, read_bytes = time.perf_counter(), network.read_bytes
+        begun = time.perf_counter()
         try:
             with self._responder.lock:
                 self._responder.check_open()
-                rows = Rows([(part.job.running.state, part.tokens) for part in parts])
-                wide = network.forward(rows, check=check)
-                places = _places(parts)
-                picked = [row for chosen in places for row in chosen]
-                logits = network.logits(wide, picked) if picked else None
-                self._guessed(parts, wide, network.read_bytes - read_bytes, begun)
+                found = stepper.step(
+                    [job.running for job in jobs], [part.rows for part in parts], check
+                )
         except Exception as error:  # noqa: BLE001 - whatever it is, somebody must be told
             self._broken(parts, error)
             return
         self._note(parts, time.perf_counter() - begun)
-        first = row = 0
-        for part, chosen in zip(parts, places, strict=True):
-            own = None if logits is None or not chosen else logits[first : first + len(chosen)]
+        row = 0
+        for i, (part, steps) in enumerate(zip(parts, found, strict=True)):
             try:
-                self._stepped(part, wide, row, own)
+                self._stepped(part, row, stepper.shares[i], steps)
             except Exception as error:  # noqa: BLE001 - the others have what they need
                 self._fail(part.job, error)
-            first, row = first + len(chosen), row + part.rows
+            row += stepper.rows[i]
 
-    def _guessed(self, parts: list[_Part], wide: Any, read_bytes: int, begun: float) -> None:
-        """Tell whoever guesses what a step has left behind, and what it took."""
-        speculation, backend = self._loaded.speculation, self._loaded.backend
-        if not speculation.is_on:
-            return
-        lanes = [part.job.running for part in parts if not part.reads]
-        if lanes:
-            alone = time.perf_counter() - begun if len(lanes) == len(parts) else None
-            speculation.verified(lanes, read_bytes, alone)
-        row = 0
-        for part in parts:
-            lane, piece = part.job.running, backend.take(wide, range(row, row + part.rows))
-            speculation.ran(lane.state, part.rows, piece, certain=not lane.drafter.tokens)
-            row += part.rows
-
-    def _stepped(self, part: _Part, wide: Any, row: int, logits: Any) -> None:
-        """A job's rows have been run; `logits` are of its last ones, if it samples now."""
+    def _stepped(
+        self, part: _Part, row: int, share: NDArray[np.float32] | None, steps: Iterator[Step]
+    ) -> None:
+        """A job's rows have been run, the first as `row` of the step; `share` are logits if it samples now."""
         job = part.job
         if part.reads:
             if job.ready.reads_all and len(job.prompt_logprobs) < len(job.ready.ids):
-                self._read(part, wide, row)
-            del job.todo[: part.rows]
+                self._read(part, self._stepper.wide, row)
             self._active.remove(job)
             self._active.append(job)
             if job.position in job.ready.points:
-                self._loaded.speculation.catch_up(job.running.state)
-                self.cache.store(job.request.owner, job.running.state, logits)
-            if job.todo:
+                self.cache.store(job.request.owner, job.running.state, share)
+            if share is None:
                 return
         if job.ready.samples:
-            self._sample(job, logits)
+            self._sample(job, steps)
         else:
             self._finish(job)
 
@@ -345,11 +308,11 @@ class Batch:
             assert job.ready.echo is not None
             job.ticket.put(Echoed(job.ready.echo, ids, tuple(found)))
 
-    def _sample(self, job: Job, logits: Any) -> None:
-        """Tokens come of logits, and events of tokens."""
+    def _sample(self, job: Job, steps: Iterator[Step]) -> None:
+        """Tokens come of a step, and events of tokens."""
         job.phase, job.alone = "decoding", False
         lane, answer = job.running, job.ready.answer
-        for step in lane.take(logits):
+        for step in steps:
             self.tally.output_tokens += 1
             job.take(step)
             if answer.is_over:
@@ -387,11 +350,9 @@ class Batch:
 
     def _reread(self, part: _Part) -> None:
         job, lane = part.job, part.job.running
-        following = job.todo if part.reads else part.tokens[:1]
-        tokens = [*lane.state.tokens[: part.position], *following]
-        lane.state, lane.drafter.tokens = self._state(job, tokens), []
-        job.todo = tokens[lane.state.position :]
-        lane.pending = list(job.todo)
+        tokens = [*lane.state.tokens[: part.position], *part.pending]
+        state = self._state(job, tokens)
+        lane.restart(state, tokens[state.position :])
         job.phase, job.alone = "prefilling", True
         self.tally.rebuilt += 1
 
@@ -425,7 +386,6 @@ class Batch:
         self.tally.completed += 1
         job.say(events, reply)
         if ready.keeps_answer and job.lane is not None:
-            self._loaded.speculation.catch_up(job.running.state)
             self.cache.store(job.request.owner, job.running.state)
 
     def _cancel(self, job: Job, *, keeps: bool = True) -> None:
@@ -452,18 +412,3 @@ class Batch:
         if job in self._active:
             self._active.remove(job)
         self._on_end(job)
-
-
-def _places(parts: Sequence[_Part]) -> list[list[int]]:
-    """Rows of a step whose logits are wanted, by part: all that a lane has pending, or the last of a prompt."""
-    places, row = [], 0
-    for part in parts:
-        last = row + part.rows
-        if not part.reads:
-            places.append(list(range(row, last)))
-        elif part.rows == len(part.job.todo) and part.job.ready.samples:
-            places.append([last - 1])
-        else:
-            places.append([])
-        row = last
-    return places

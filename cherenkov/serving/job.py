@@ -92,7 +92,6 @@ class Job:
         phase: `preparing`, `queued`, `prefilling`, `decoding`.
         prepared: once it is.
         lane: once its turn has come.
-        todo: tokens that the lane's state lacks, before it can sample.
         cached: tokens of the prompt that were not read.
         outputs: tokens sampled.
         alone: it takes no step together with others, until it has sampled again: a step that it shared failed.
@@ -106,7 +105,6 @@ class Job:
     phase: str = "preparing"
     prepared: Prepared | None = None
     lane: Lane | None = None
-    todo: list[int] = field(default_factory=list)
     cached: int = 0
     outputs: int = 0
     alone: bool = False
@@ -155,7 +153,8 @@ class Job:
     def until(self) -> int:
         """How many tokens may be read before it must be looked at: up to the next point, or the end."""
         here = self.position
-        return next((p for p in self.ready.points if p > here), here + len(self.todo)) - here
+        end = here + len(self.running.pending)
+        return next((p for p in self.ready.points if here < p < end), end) - here
 
     def take(self, step: Step) -> None:
         """A token has been sampled: say what it makes certain."""
