@@ -51,7 +51,7 @@ def url():
 
 @pytest.fixture(scope="module")
 def server(url):
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=200) as client:
         yield client
 
 
