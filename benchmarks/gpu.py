@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from gpu_decode import decode
-from gpu_parts import BACKEND, HIDDEN, INTER, SMALL, Findings, backend, copy_rate, on_owner
+from gpu_parts import BACKEND, HIDDEN, INTER, Findings, backend, copy_rate, on_owner
 from gpu_speed import speed
 
 # --- probe --------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def probe(found: Findings) -> None:
     found.attempt(
         "gather_qmm 4 bfloat16", lambda: on_owner(lambda: _stock(4, "bfloat16", 1, gather=True))
     )
-    if not SMALL:
+    if BACKEND == "cuda":
         from cherenkov.backends.cuda_memory import Runtime
 
         found.attempt("free and total bytes", lambda: Runtime().memory())

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 BACKEND = os.environ.get("GPU_BACKEND", "cuda")
-SMALL = BACKEND != "cuda"
+SMALL = BACKEND not in {"cuda", "metal"}
 HIDDEN, INTER, TOP, EXPERTS = (2560, 640, 10, 512) if not SMALL else (256, 64, 4, 16)
 VOCAB = 248_320 if not SMALL else 2048
 PEAK = 4.8e12

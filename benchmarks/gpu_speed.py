@@ -66,6 +66,7 @@ def speed(found: Findings) -> None:
     found.attempt("DeltaNet step", lambda: on_owner(lambda: _delta(ops)))
     for context in (4096, 65536):
         found.attempt(f"QSA at {context}", lambda c=context: on_owner(lambda: _qsa(ops, c)))
+    found.attempt("shapes of expert products", lambda: on_owner(lambda: _shapes(ops)))
     found.attempt("argmax", lambda: on_owner(lambda: _argmax(ops)))
 
 
@@ -169,6 +170,57 @@ def _experts(ops: Any, rows: int) -> Any:
             "tile": _with_share(_median_s(tile, 32), TOP * layout.record_bytes),
         }
     return {"up and down": both, "up": up}
+
+
+def _shapes(ops: Any) -> Any:
+    """Microseconds of expert_up and expert_down together, by lanes a row and rows a lane of one of them."""
+    from cherenkov.backends import kernel_calls as calls
+
+    lanes_of, rows_of = calls._lanes, calls._rows_each
+    found = {}
+    try:
+        for part, width in (("up", HIDDEN), ("down", INTER)):
+            for lanes in (8, 16, 32):
+                for rows in (1, 2, 4, 8):
+
+                    def pick(bits: int, columns: int, n: int = lanes, w: int = width) -> int:
+                        return n if columns == w else lanes_of(bits, columns)
+
+                    def each(n: int, out: int, r: int = rows, w: int = width) -> int:
+                        return r if out == INTER + HIDDEN - w else rows_of(n, out)
+
+                    calls._lanes, calls._rows_each = pick, each
+                    found[f"{part}, {lanes} lanes, {rows} rows"] = _pair_us(ops, calls)
+    finally:
+        calls._lanes, calls._rows_each = lanes_of, rows_of
+    return found
+
+
+def _pair_us(ops: Any, calls: Any) -> float:
+    import mlx.core as mx
+
+    from cherenkov.packing.layout import ExpertLayout
+
+    layout = ExpertLayout(INTER, HIDDEN)
+    if "words" not in _KEPT:
+        _KEPT["words"] = _random_words(layout, EXPERTS)
+    words, tags = _KEPT["words"], mx.full((EXPERTS,), 4, mx.int32)
+    rng = np.random.default_rng(0)
+    places = [mx.array(rng.permutation(EXPERTS)[:TOP].astype(np.int32)) for _ in range(32)]
+    listed, x0 = mx.zeros((TOP,), mx.int32), mx.random.normal((1, HIDDEN))
+
+    def chain(steps: int) -> Any:
+        x = x0
+        for i in range(steps):
+            (h,) = ops._launch(calls.expert_up(layout, words, tags, places[i], listed, x))
+            (y,) = ops._launch(calls.expert_down(layout, words, tags, places[i], h))
+            x = y[:1]
+        return x
+
+    return round(_median_s(chain, 32, rounds=5)["us"], 2)
+
+
+_KEPT: dict[str, Any] = {}
 
 
 def _gather(rows: int) -> Any:

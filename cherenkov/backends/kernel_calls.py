@@ -81,9 +81,9 @@ def fits_affine(matrix: Matrix) -> bool:
 
 
 def _lanes(bits: int, columns: int) -> int:
-    """Lanes that share a row: as many as come out even, or all where that hardly matters."""
+    """Lanes that share a row: as many as have something to read. Few steps mean that more is read at a time."""
     chunks = columns // _CODES[bits]
-    return next(n for n in (32, 16, 8, 4, 2, 1) if chunks % n == 0 or (n == _WARP < chunks // 4))
+    return next(n for n in (32, 16, 8, 4, 2, 1) if n <= chunks)
 
 
 def _rows_each(lanes: int, out: int) -> int:

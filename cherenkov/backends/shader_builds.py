@@ -71,6 +71,18 @@ _THREADGROUP_BYTES = 32768
 _NUMPY = {"bfloat16": "uint16"}
 
 
+_BEFORE_CUDA = """#include <cstdint>
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+namespace mlx::core::cu {
+template <typename T> struct Ten { T v[10]; __device__ const T& operator[](int i) const { return v[i]; } };
+using Shape = Ten<int32_t>;
+using Strides = Ten<int64_t>;
+}
+"""
+"""What MLX's own headers would bring."""
+
+
 def tool(*names: str) -> str | None:
     """The first of these programs that is here."""
     return next((found for name in names if (found := shutil.which(name))), None)
@@ -203,7 +215,7 @@ class Emulation:
         return target
 
     def _library(self, kernel: Kernel, call: Signature) -> ctypes.CDLL:
-        key = (kernel.name, call)
+        key = (kernel, call)
         if key not in self.built:
             self.built[key] = ctypes.CDLL(str(self.build(kernel, call)))
         return self.built[key]
@@ -259,25 +271,35 @@ def check_with_clang(kernel: Kernel, call: Signature, clang: str) -> str:
     return done.stderr
 
 
-def compile_for_cuda(kernel: Kernel, call: Signature, nvcc: str, arch: str = "sm_90") -> str:
+def compile_for_cuda(
+    kernel: Kernel, call: Signature, nvcc: str, arch: str = "sm_90", place: Path | None = None
+) -> str:
     """Compile a kernel with NVIDIA's compiler; its report of registers and memory.
+
+    Args:
+        kernel: what to compile.
+        call: types, shapes and template arguments.
+        nvcc: the compiler.
+        arch: what for.
+        place: where to keep reports, so that the same text is compiled once; None to keep none.
 
     Raises:
         BackendError: if it does not compile; names its first error.
     """
-    before = (
-        "#include <cstdint>\n#include <cuda_fp16.h>\n#include <cuda_bf16.h>\nnamespace mlx::core::cu {\n"
-        "template <typename T> struct Ten { T v[10]; __device__ const T& operator[](int i) const { return v[i]; } };\n"
-        "using Shape = Ten<int32_t>; using Strides = Ten<int64_t>;\n}\n"
-    )
+    text = _BEFORE_CUDA + kernel.cuda_text(call)
+    command = [nvcc, "-std=c++17", f"-arch={arch}", "-cubin", "-Xptxas", "-v"]
+    kept = None if place is None else place / f"{kernel.name}-{_hash(text, *command)}.txt"
+    if kept is not None and kept.exists():
+        return kept.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / f"{kernel.name}.cu"
-        source.write_text(before + kernel.cuda_text(call), encoding="ascii")
-        made = str(Path(scratch) / "kernel.cubin")
-        command = [nvcc, "-std=c++17", f"-arch={arch}", "-cubin", "-Xptxas", "-v"]
-        done = _run([*command, str(source), "-o", made])
+        source.write_text(text, encoding="ascii")
+        done = _run([*command, str(source), "-o", str(Path(scratch) / "kernel.cubin")])
     if done.returncode:
         raise BackendError("cuda", kernel.name, first_error(done.stderr))
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_file(kept, done.stderr.encode())
     return done.stderr
 
 

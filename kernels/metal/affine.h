@@ -1,7 +1,8 @@
 // Rows of an affine-quantised matrix times activations, for a simdgroup. value = scale * code + bias, BF16 both;
 // codes little-endian in 32-bit words, 3-bit codes across word borders.
 // A row is read by `lanes` neighbouring lanes, CHUNK codes each at a step, so 32 / lanes rows go side by side, and every
-// lane takes ROWS of them, `stride` apart. The order of additions depends on none of the other rows.
+// lane takes ROWS of them, `stride` apart, from each of SETS matrices alike. The order of additions depends on none of the
+// other rows.
 
 METAL_FUNC float bf16(ushort bits) { return as_type<float>(uint(bits) << 16); }
 
@@ -14,32 +15,36 @@ template <int BITS> METAL_FUNC float code(const thread uint32_t* w, uint j) {
   return float(v & ((1u << BITS) - 1u));
 }
 
-// How a matrix is read: its columns, the logarithm of its group, lanes a row, and the distance between a lane's rows.
+// How a matrix is read: its columns, the logarithm of its group, lanes a row, the distance between a lane's rows, and that
+// to the next matrix, in words of codes and in scales.
 struct Walk {
   uint in;
   uint shift;
   uint lanes;
   uint stride;
+  uint words;
+  uint numbers;
 };
 
-// acc[r * TX + t] = row (row0 + r * stride) . x[offset[t]]: complete in each of the lanes that share a row.
-template <int BITS, int ROWS, int TX>
+// acc[(m * ROWS + r) * TX + t] = row (row0 + r * stride) of matrix m . x[offset[t]]: complete in each of the lanes that share
+// a row.
+template <int BITS, int ROWS, int TX, int SETS>
 METAL_FUNC void affine_rows(const device uint32_t* w, const device ushort* s, const device ushort* b, const device float* x,
                             const thread uint* offset, uint row0, uint lane, Walk walk, thread float* acc) {
   constexpr uint CHUNK = BITS == 8 ? 8 : BITS == 3 ? 32 : 16;
   constexpr uint WORDS = CHUNK * BITS / 32;
   const size_t row_words = walk.in / 32 * BITS;
   const size_t row_groups = walk.in >> walk.shift;
-  for (uint i = 0; i < ROWS * TX; i++) {
+  for (uint i = 0; i < SETS * ROWS * TX; i++) {
     acc[i] = 0.0f;
   }
   for (uint i = (lane % walk.lanes) * CHUNK; i < walk.in; i += walk.lanes * CHUNK) {
-    uint32_t word[ROWS * WORDS];
-    float scale[ROWS];
-    float bias[ROWS];
-    for (uint r = 0; r < ROWS; r++) {
-      const size_t row = row0 + r * walk.stride;
-      const size_t at = row * row_words + i / CHUNK * WORDS;
+    uint32_t word[SETS * ROWS * WORDS];
+    float scale[SETS * ROWS];
+    float bias[SETS * ROWS];
+    for (uint r = 0; r < SETS * ROWS; r++) {
+      const size_t row = row0 + r % ROWS * walk.stride;
+      const size_t at = r / ROWS * walk.words + row * row_words + i / CHUNK * WORDS;
       if (WORDS == 2) {
         const uint2 two = *(const device uint2*)(w + at);
         word[r * WORDS] = two.x;
@@ -49,8 +54,9 @@ METAL_FUNC void affine_rows(const device uint32_t* w, const device ushort* s, co
           word[r * WORDS + k] = w[at + k];
         }
       }
-      scale[r] = bf16(s[row * row_groups + (i >> walk.shift)]);
-      bias[r] = bf16(b[row * row_groups + (i >> walk.shift)]);
+      const size_t number = r / ROWS * walk.numbers + row * row_groups + (i >> walk.shift);
+      scale[r] = bf16(s[number]);
+      bias[r] = bf16(b[number]);
     }
     float xv[TX * CHUNK];
     float xs[TX];
@@ -65,7 +71,7 @@ METAL_FUNC void affine_rows(const device uint32_t* w, const device ushort* s, co
         xs[t] += (four.x + four.y) + (four.z + four.w);
       }
     }
-    for (uint r = 0; r < ROWS; r++) {
+    for (uint r = 0; r < SETS * ROWS; r++) {
       float d[TX];
       for (uint t = 0; t < TX; t++) {
         d[t] = 0.0f;
@@ -82,7 +88,7 @@ METAL_FUNC void affine_rows(const device uint32_t* w, const device ushort* s, co
     }
   }
   for (uint o = 1; o < walk.lanes; o <<= 1) {
-    for (uint i = 0; i < ROWS * TX; i++) {
+    for (uint i = 0; i < SETS * ROWS * TX; i++) {
       acc[i] += simd_shuffle_xor(acc[i], ushort(o));
     }
   }

@@ -5,7 +5,7 @@ const uint lane = thread_index_in_simdgroup;
 const uint count = uint(dims[0]);
 const uint lanes = uint(dims[4]);
 const uint side = 32u / lanes;
-const Walk walk = {uint(dims[1]), uint(dims[3]), lanes, side};
+const Walk walk = {uint(dims[1]), uint(dims[3]), lanes, side, 0u, 0u};
 const uint out = uint(dims[2]);
 // Past the end the last rows are made once more, with the same result: every lane goes the same way.
 const uint start = min(thread_position_in_grid.y * (side * ROWS), max(out, side * ROWS) - side * ROWS);
@@ -15,7 +15,7 @@ for (uint t = 0; t < TX; t++) {
   offset[t] = (t < count ? t : 0u) * walk.in;
 }
 float acc[ROWS * TX];
-affine_rows<BITS, ROWS, TX>(w, (const device ushort*)s, (const device ushort*)b, x, offset, first, lane, walk, acc);
+affine_rows<BITS, ROWS, TX, 1>(w, (const device ushort*)s, (const device ushort*)b, x, offset, first, lane, walk, acc);
 if (lane % lanes == 0) {
   for (uint r = 0; r < ROWS; r++) {
     for (uint t = 0; t < TX; t++) {

@@ -4,7 +4,7 @@ const uint lane = thread_index_in_simdgroup;
 const uint count = uint(dims[0]);
 const uint lanes = uint(dims[4]);
 const uint side = 32u / lanes;
-const Walk walk = {uint(dims[1]), uint(dims[3]), lanes, side};
+const Walk walk = {uint(dims[1]), uint(dims[3]), lanes, side, 0u, 0u};
 const uint out = uint(dims[2]);
 const uint start = min(thread_position_in_grid.y * (side * ROWS), max(out, side * ROWS) - side * ROWS);
 const uint first = min(start + lane / lanes, out - 1 - (ROWS - 1) * side);
@@ -14,8 +14,8 @@ for (uint t = 0; t < TX; t++) {
 }
 float gate[ROWS * TX];
 float up[ROWS * TX];
-affine_rows<BITS, ROWS, TX>(gw, (const device ushort*)gs, (const device ushort*)gb, x, offset, first, lane, walk, gate);
-affine_rows<BITS, ROWS, TX>(uw, (const device ushort*)us, (const device ushort*)ub, x, offset, first, lane, walk, up);
+affine_rows<BITS, ROWS, TX, 1>(gw, (const device ushort*)gs, (const device ushort*)gb, x, offset, first, lane, walk, gate);
+affine_rows<BITS, ROWS, TX, 1>(uw, (const device ushort*)us, (const device ushort*)ub, x, offset, first, lane, walk, up);
 if (lane % lanes == 0) {
   for (uint r = 0; r < ROWS; r++) {
     for (uint t = 0; t < TX; t++) {

@@ -4,7 +4,7 @@ const uint p = threadgroup_position_in_grid.z;
 const uint lane = thread_index_in_simdgroup;
 const uint lanes = uint(dims[4]);
 const uint side = 32u / lanes;
-const Walk walk = {uint(dims[1]), uint(dims[3]), lanes, side};
+const Walk walk = {uint(dims[1]), uint(dims[3]), lanes, side, 0u, 0u};
 const uint out = uint(dims[2]);
 const uint start = min(thread_position_in_grid.y * (side * ROWS), max(out, side * ROWS) - side * ROWS);
 const uint first = min(start + lane / lanes, out - 1 - (ROWS - 1) * side);
@@ -15,7 +15,7 @@ for (uint t = 0; t < TX; t++) {
   offset[t] = (p * TX + t) * walk.in;
 }
 float acc[ROWS * TX];
-tagged_rows<WIDTH, ROWS, TX>(tag, rec, 2u, walk.in * out, h, offset, first, lane, walk, acc);
+tagged_rows<WIDTH, ROWS, TX, 1>(tag, rec, 2u, walk.in * out, h, offset, first, lane, walk, acc);
 if (lane % lanes == 0) {
   for (uint r = 0; r < ROWS; r++) {
     for (uint t = 0; t < TX; t++) {

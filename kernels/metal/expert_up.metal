@@ -6,7 +6,7 @@ const uint p = threadgroup_position_in_grid.z;
 const uint lane = thread_index_in_simdgroup;
 const uint lanes = uint(dims[4]);
 const uint side = 32u / lanes;
-const Walk walk = {uint(dims[1]), uint(dims[3]), lanes, side};
+const Walk walk = {uint(dims[1]), uint(dims[3]), lanes, side, 0u, 0u};
 const uint out = uint(dims[2]);
 const uint start = min(thread_position_in_grid.y * (side * ROWS), max(out, side * ROWS) - side * ROWS);
 const uint first = min(start + lane / lanes, out - 1 - (ROWS - 1) * side);
@@ -16,14 +16,12 @@ uint offset[TX];
 for (uint t = 0; t < TX; t++) {
   offset[t] = uint(max(rows[p * TX + t], 0)) * walk.in;
 }
-float gate[ROWS * TX];
-float up[ROWS * TX];
-tagged_rows<WIDTH, ROWS, TX>(tag, rec, 0u, walk.in * out, x, offset, first, lane, walk, gate);
-tagged_rows<WIDTH, ROWS, TX>(tag, rec, 1u, walk.in * out, x, offset, first, lane, walk, up);
+float acc[2 * ROWS * TX];  // gate, up
+tagged_rows<WIDTH, ROWS, TX, 2>(tag, rec, 0u, walk.in * out, x, offset, first, lane, walk, acc);
 if (lane % lanes == 0) {
   for (uint r = 0; r < ROWS; r++) {
     for (uint t = 0; t < TX; t++) {
-      h[(size_t(p) * TX + t) * out + first + r * side] = silu(gate[r * TX + t]) * up[r * TX + t];
+      h[(size_t(p) * TX + t) * out + first + r * side] = silu(acc[r * TX + t]) * acc[(ROWS + r) * TX + t];
     }
   }
 }

@@ -5,14 +5,14 @@ const uint lane = thread_index_in_simdgroup;
 const uint count = uint(dims[0]);
 const uint size = uint(dims[2]);
 const uint lanes = uint(dims[4]);
-const Walk walk = {uint(dims[1]), uint(dims[3]), lanes, size};
+const Walk walk = {uint(dims[1]), uint(dims[3]), lanes, size, 0u, 0u};
 const uint d = min(thread_position_in_grid.y * (32u / lanes) + lane / lanes, size - 1);
 uint offset[TX];
 for (uint t = 0; t < TX; t++) {
   offset[t] = (t < count ? t : 0u) * walk.in;
 }
 float acc[S * TX];
-affine_rows<BITS, S, TX>(w, (const device ushort*)s, (const device ushort*)b, low, offset, d, lane, walk, acc);
+affine_rows<BITS, S, TX, 1>(w, (const device ushort*)s, (const device ushort*)b, low, offset, d, lane, walk, acc);
 if (lane % lanes == 0) {
   for (uint t = 0; t < TX; t++) {
     if (t < count) {

@@ -9,7 +9,7 @@ from cherenkov.backends.fused import Fused
 from cherenkov.backends.launches import EmulationLauncher
 from cherenkov.backends.shader_builds import Emulation
 
-__all__ = ["EMULATION", "Emulated"]
+__all__ = ["CACHE", "EMULATION", "Emulated"]
 
 # Outside the source tree, and kept from one run to the next: compiling takes a second a kernel.
 CACHE = Path(tempfile.gettempdir()) / f"cherenkov-kernels-{getpass.getuser()}"

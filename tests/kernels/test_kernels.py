@@ -13,7 +13,7 @@ from cherenkov.backends.shader_builds import (
     tool,
 )
 from tests.kernels.cases import cases
-from tests.kernels.emulated import EMULATION
+from tests.kernels.emulated import CACHE, EMULATION
 
 CASES = cases()
 CLANG, NVCC = tool("clang++", "clang"), tool("nvcc")
@@ -61,10 +61,12 @@ def test_address_spaces(name):
     assert check_with_clang(launch.kernel, launch.signature, CLANG) == ""
 
 
-@pytest.mark.cuda
+FIRST = {launch.kernel.name: name for name, launch in reversed(CASES.items())}
+
+
 @pytest.mark.skipif(NVCC is None, reason="no nvcc: nothing is compiled for NVIDIA here")
-@each_case
+@pytest.mark.parametrize("name", sorted(FIRST.values()))
 def test_compiles_for_nvidia(name):
     launch = CASES[name]
-    report = compile_for_cuda(launch.kernel, launch.signature, NVCC)
+    report = compile_for_cuda(launch.kernel, launch.signature, NVCC, place=CACHE)
     assert "0 bytes spill stores" in report

@@ -41,7 +41,6 @@ def test_defaults(home):
         "precision": "",
         "context_tokens": None,
         "pool": "adaptive",
-        "memory_gb": None,
         "experts": None,
         "miss_experts": None,
         "cut_weak": 0.0,
