@@ -49,7 +49,6 @@ def test_defaults(home):
         "lookahead": "auto",
         "sequences": 1,
         "prefix_cache_mib": 0,
-        "memory_gb": None,
         "drafts": 2,
         "speculate": "auto",
     }
