@@ -80,6 +80,7 @@ class GatedResidual: ...
 class DeltaNet: ...
 
 delta_chunk: int
+most_back: int
 
 class SparseAttention: ...
 class Ple: ...
@@ -118,6 +119,7 @@ def memory(trunk: Trunk, states: Sequence[Any], ple: Sequence[Any]) -> Memory: .
 class Mixture:
     @property
     def bytes(self) -> int: ...
+    def weights(self, out: Floats, /) -> None: ...
 
 class Engine:
     def __init__(self, isa: str, precision: str, threads: int) -> None: ...
@@ -178,6 +180,8 @@ class Engine:
         experts: Ids,
         slots: Ids,
         target: Floats,
+        lower: Record | None = None,
+        tags: NDArray[np.uint8] | None = None,
         /,
     ) -> bool: ...
     def stretch(
@@ -193,8 +197,20 @@ class Engine:
         table: Ids,
         mixture: Mixture,
         ids: Ids,
+        lower: Record | None = None,
+        tags: NDArray[np.uint8] | None = None,
+        flow: object = None,
         /,
     ) -> int: ...
+    def likely(
+        self,
+        read: GatedResidual,
+        gate: Matrix,
+        normalise: bool,
+        wide: Floats,
+        ids: Ids,
+        /,
+    ) -> None: ...
     def fuse(
         self, w: DraftFuse, table: Matrix, tokens: Ids, wide: Floats, out: Floats, /
     ) -> None: ...
@@ -202,6 +218,40 @@ class Engine:
     def argmax(self, w: Head, wide: Floats, rows: Ids, out: Ids, /) -> None: ...
 
 def xxh3_64(data: NDArray[np.uint8], /) -> int: ...
+
+class Flow:
+    def lend(
+        self,
+        victims: list[int],
+        coming: list[tuple[int, int, bool, bool]],
+        expected: list[tuple[int, list[int]]],
+        ahead: bool,
+        most_ahead: int,
+        lower: bool,
+        /,
+    ) -> None: ...
+    @property
+    def events(self) -> list[tuple[int, int, int, int, float]]: ...
+    @property
+    def expected(self) -> list[tuple[int, list[int]]]: ...
+    @property
+    def counts(self) -> dict[str, Any]: ...
+    @property
+    def missed(self) -> list[int]: ...
+    @property
+    def foreseen(self) -> list[int]: ...
+    @property
+    def victims_used(self) -> int: ...
+
+def flow(
+    reads: Reads,
+    table: Ids,
+    record_in: NDArray[np.int64],
+    tags: NDArray[np.uint8],
+    spared: NDArray[np.uint8],
+    unasked: NDArray[np.uint8],
+    /,
+) -> Flow: ...
 
 class Reads:
     def __init__(
@@ -212,6 +262,7 @@ class Reads:
         threads: int,
         checksums: NDArray[np.uint64] | None,
         every_time: bool,
+        lower: tuple[int, int, int, NDArray[np.uint64] | None] | None = None,
     ) -> None: ...
     @property
     def orphaned(self) -> bool: ...
@@ -221,7 +272,9 @@ class Reads:
     def direct(self) -> bool: ...
     @property
     def outstanding(self) -> int: ...
-    def submit(self, records: list[int], slots: list[int], required: bool, /) -> None: ...
+    def submit(
+        self, records: list[int], slots: list[int], required: bool, lower: bool = False, /
+    ) -> None: ...
     def promote(self, slots: list[int], /) -> None: ...
     def cancel(self, slots: list[int], /) -> list[int]: ...
     def landed(self, wait: bool) -> list[tuple[int, int, float]]: ...

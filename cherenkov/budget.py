@@ -75,14 +75,21 @@ class Demand:
     stride_bytes: int
     records: int
     cache_itemsize: int = 4
-    delta_chunk: int = 0
+    delta_kept: int = 0
+    most_back: int = 0
     sequences: int = 1
     prefix_bytes: int = 0
 
+    def state_bytes(self, context_tokens: int) -> int:
+        """What a model keeps of one sequence of so many tokens."""
+        return self.sizes.state_bytes(
+            context_tokens, self.cache_itemsize, self.delta_kept, self.most_back
+        )
+
     def sequence_bytes(self, context_tokens: int) -> int:
         """Memory of one answer under way, its prompt included: state, sampler, tokens and text."""
-        state = self.sizes.state_bytes(context_tokens, self.cache_itemsize, self.delta_chunk)
-        return state + _SAMPLER_BYTES * self.sizes.vocab + _TOKEN_BYTES * context_tokens
+        beside = _SAMPLER_BYTES * self.sizes.vocab + _TOKEN_BYTES * context_tokens
+        return self.state_bytes(context_tokens) + beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +147,10 @@ def demand_of(
 ) -> Demand:
     """What a store with this configuration and manifest asks of memory, on a backend or on one that keeps it as it is."""
     # Experts of fewer bits go with the dense weights of the store that they were made from.
-    stored, itemsize, chunk = max(4, manifest.experts.layout.bits), 4, 0
+    stored, itemsize, kept, back = max(4, manifest.experts.layout.bits), 4, 0, 0
     widening = 1.0
     if backend is not None:
-        itemsize, chunk = backend.cache_itemsize, backend.delta_chunk
+        itemsize, kept, back = backend.cache_itemsize, backend.delta_kept, backend.most_back
         widening = (backend.matrix_bits or stored) / stored
     return Demand(
         sizes=family_of(config).sizes(config),
@@ -152,7 +159,8 @@ def demand_of(
         stride_bytes=manifest.experts.layout.stride_bytes,
         records=manifest.experts.records,
         cache_itemsize=itemsize,
-        delta_chunk=chunk,
+        delta_kept=kept,
+        most_back=back,
     )
 
 
@@ -249,7 +257,7 @@ def _assemble(
     demand: Demand, memory: Memory, context: int, slots: int, rows: int = PREFILL_ROWS
 ) -> Plan:
     rows, several = max(min(rows, context), 1), demand.sequences
-    state_bytes = demand.sizes.state_bytes(context, demand.cache_itemsize, demand.delta_chunk)
+    state_bytes = demand.state_bytes(context)
     return Plan(
         dense_bytes=demand.dense_bytes,
         ngram_bytes=demand.ngram_bytes,

@@ -64,12 +64,20 @@ class Settings(BaseModel):
     """Memory for experts: `adaptive`, `max`, or GB."""
     experts: int | None = Field(default=None, ge=2, le=16)
     """Bits of the routed experts; None for those of the store, 3 or 2 for what was made from them."""
+    miss_experts: int | None = Field(default=None, ge=2, le=3)
+    """Bits in which experts are read that a layer misses; None for those of the others. The answer then depends on the cache."""
+    cut_weak: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    """Missing experts of less weight than this are left out of the sum. The answer then depends on the disk; 0 for none."""
     check_records: Literal["first", "always", "never"] = "first"
     """Compare the checksum of a record that is read: the first time, each time, or never."""
     readers: int = Field(default=0, ge=0, le=8)
     """Experts that are read from disk at a time; 0 for the library's choice."""
     lookahead: Literal["auto", "on", "off"] = "auto"
     """Read what the next layer will likely need: while that is faster, always, or never."""
+    drafts: int = Field(default=2, ge=0, le=3)
+    """Tokens to guess ahead in a step, at most."""
+    speculate: Literal["auto", "mtp", "ngram", "off"] = "auto"
+    """Guess with the model's draft head, from the text so far, whichever promises more, or not at all."""
 
     sequences: int = Field(default=1, ge=1, le=64)
     """Answers that may be under way at once, for whose states memory is planned: an engine's `max_batch`."""
@@ -81,6 +89,8 @@ class Settings(BaseModel):
         "readers",
         "context_tokens",
         "experts",
+        "miss_experts",
+        "drafts",
         "sequences",
         "prefix_cache_mib",
         "memory_gb",
@@ -90,6 +100,13 @@ class Settings(BaseModel):
     def _not_a_truth_value(cls, value: object) -> object:
         if isinstance(value, bool):
             raise ValueError("must be a whole number")
+        return value
+
+    @field_validator("cut_weak", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: object) -> object:
+        if isinstance(value, bool):
+            raise ValueError("must be a number")
         return value
 
     @field_validator("pool", mode="before")
@@ -127,6 +144,8 @@ class ModelOptions(TypedDict, total=False):
     memory_gb: memory of the whole process.
     pool: memory for experts: `"adaptive"`, `"max"`, or GB.
     experts: bits of the routed experts: 3 or 2 for those that `prepare` made from the store's.
+    miss_experts: 3 or 2: bits in which to read experts that a layer misses. The answer then depends on the cache.
+    cut_weak: leave missing experts of less weight than this out. The answer then depends on the disk.
     threads: compute threads, 0 for one a core.
     precision: of activations inside matrix products: `float32`, `bf16`, `int16`, `int8`.
     isa: instruction set of the native backend.
@@ -135,6 +154,9 @@ class ModelOptions(TypedDict, total=False):
     lookahead: read what the next layer will likely need: `auto` (while that is faster), `on`, `off`.
     sequences: answers that may be under way at once, for whose states memory is planned: `max_batch` of an engine.
     prefix_cache_mib: memory that is planned for what an engine has read before.
+    drafts: tokens to guess ahead in a step, at most: 0 to 3. They change nothing in what is said.
+    speculate: guess with the model's draft head (`mtp`), from the text so far (`ngram`), whichever promises more
+        (`auto`), or not at all (`off`).
     """
 
     backend: str
@@ -142,6 +164,8 @@ class ModelOptions(TypedDict, total=False):
     memory_gb: float | None
     pool: str | float | None
     experts: int | None
+    miss_experts: int | None
+    cut_weak: float | None
     threads: int | None
     precision: str | None
     isa: str | None
@@ -150,6 +174,8 @@ class ModelOptions(TypedDict, total=False):
     lookahead: str | None
     sequences: int | None
     prefix_cache_mib: int | None
+    drafts: int | None
+    speculate: str | None
     data_dir: str | os.PathLike[str] | None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cherenkov.lane import Lane
-from cherenkov.prefill import prefill
-from cherenkov.state import Rows
+from cherenkov.prefill import chunks
+from cherenkov.stepping import Stepper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,12 +41,12 @@ def generate(
     Raises:
         RequestError, ContextTooLong: as `Lane`.
     """
-    network, lane = loaded.network, Lane(loaded, prompt, wanted, state, random)
-    logits = prefill(network, lane.state, lane.pending, loaded.chunk_rows, check)
-    while True:
-        yield from lane.take(logits)
-        if lane.is_over:
-            return
+    lane, stepper = Lane(loaded, prompt, wanted, state, random), Stepper(loaded)
+    for start, stop in chunks(len(lane.pending), loaded.chunk_rows):
         check()
-        wide = network.forward(Rows([(lane.state, lane.pending)]))
-        logits = network.logits(wide, range(len(lane.pending)))
+        (steps,) = stepper.step([lane], [stop - start], check)
+        yield from steps  # of the last one
+    while not lane.is_over:
+        check()
+        (steps,) = stepper.step([lane])
+        yield from steps

@@ -156,14 +156,12 @@ def _demand(config: Mapping[str, Any], manifest: Manifest, settings: Settings) -
 def _memory(demand: Demand, settings: Settings) -> dict[str, Any]:
     """The least that works, and what would be made of the memory there is."""
     least, there_is = budget.smallest_plan(demand), budget.available_memory()
-    sizes, item, chunk = demand.sizes, demand.cache_itemsize, demand.delta_chunk
     everything = demand.records * demand.stride_bytes
     found = {
         "smallest_pool_bytes": least.pool_bytes,
         "smallest_total_bytes": least.total_bytes,
         "everything_resident_bytes": least.total_bytes - least.pool_bytes + everything,
-        "token_state_bytes": sizes.state_bytes(1001, item, chunk)
-        - sizes.state_bytes(1000, item, chunk),
+        "token_state_bytes": demand.state_bytes(1001) - demand.state_bytes(1000),
         "available_bytes": there_is.available_bytes,
         "available_in": there_is.source,
         "plan": None,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import override
 
-from cherenkov.assembly import Streaming, describe, loaded_of, open_experts, text_folder
+from cherenkov.assembly import Guessing, Streaming, describe, loaded_of, open_experts, text_folder
 from cherenkov.backends import create
 from cherenkov.backends.base import Backend, Options
 from cherenkov.budget import available_memory, demand_of, make_plan, memory_of, within
@@ -20,7 +21,7 @@ from cherenkov.comparison import Difference, admit_reference, differences
 from cherenkov.config import load_settings
 from cherenkov.errors import RequestError
 from cherenkov.events import Listener, ignore
-from cherenkov.experts.report import Report, report_of
+from cherenkov.experts.report import Drafts, Report, report_of
 from cherenkov.generate import generate
 from cherenkov.lane import Wanted, admit
 from cherenkov.packing.lowbit import at_precision
@@ -76,6 +77,7 @@ class Model:
         *,
         plan: Plan,
         streaming: Streaming | None = None,
+        guessing: Guessing | None = None,
     ) -> None:
         self.path = store.path
         self.plan = plan
@@ -89,7 +91,7 @@ class Model:
         self._backend_name = describe(backend)
         self.experts = open_experts(store, backend, plan.slots, self._streaming)
         try:
-            self._loaded = loaded_of(store, backend, self.experts, plan)
+            self._loaded = loaded_of(store, backend, self.experts, plan, guessing)
         except BaseException:
             self.experts.close()
             raise
@@ -132,10 +134,10 @@ class Model:
         settings = load_settings(**given)
         path = locate(selector, on_event, settings.data_dir)
         store = at_precision(PackedStore.open(path), settings.experts)
-        return cls._open(store, settings)
+        return cls._open(store, settings, Streaming.of(store, settings, on_event))
 
     @classmethod
-    def _open(cls, store: PackedStore, settings: Configuration) -> Self:
+    def _open(cls, store: PackedStore, settings: Configuration, streaming: Streaming) -> Self:
         options = Options(settings.threads, settings.precision, settings.isa)
         made = create(settings.backend, options)
         try:
@@ -147,8 +149,8 @@ class Model:
                 sequences=settings.sequences,
                 prefix_bytes=settings.prefix_cache_mib * MIB,
             )
-            streaming = Streaming(settings.check_records, settings.readers, settings.lookahead)
-            return cls(store, made, plan=plan, streaming=streaming)
+            guessing = Guessing(settings.speculate, settings.drafts)
+            return cls(store, made, plan=plan, streaming=streaming, guessing=guessing)
         except BaseException:
             made.close()
             raise
@@ -420,7 +422,9 @@ class Model:
         They are always kept. `Report.as_dict` gives plain values, `Report.write` a file that `cherenkov plot stats` draws.
         """
         with self._responder.lock:
-            return report_of(self.experts, self._loaded.network.tables)
+            guessed = self._loaded.speculation
+            drafts = Drafts(**asdict(guessed.counts)) if guessed.is_on else None
+            return report_of(self.experts, self._loaded.network.tables, drafts)
 
     def close(self) -> None:
         """Close files, threads and the template process. Safe to call twice."""

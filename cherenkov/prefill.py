@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from cherenkov.architectures import Network
+    from cherenkov.speculation import Speculation
 
 __all__ = ["advance", "chunks", "prefill"]
 
@@ -32,6 +33,7 @@ def advance(
     tokens: Sequence[int],
     chunk_rows: int,
     check: Callable[[], None],
+    speculation: Speculation | None = None,
 ) -> tuple[A, int]:
     """Run `tokens` through the model, without asking what follows.
 
@@ -41,6 +43,7 @@ def advance(
         tokens: at least one.
         chunk_rows: most rows in a step.
         check: called between chunks and between layers; raises to stop.
+        speculation: whose draft head is to read them too.
 
     Returns:
         The residual of the last chunk, and how many rows it has.
@@ -51,6 +54,8 @@ def advance(
         check()
         rows = Rows([(state, tokens[start:stop])])
         last = network.forward(rows, check=check), stop - start
+        if speculation is not None:
+            speculation.ran(state, stop - start, last[0], certain=True)
     assert last is not None
     return last
 

@@ -28,6 +28,7 @@ from cherenkov.packing.durable import write_file
 from cherenkov.pages import PAGE_TOKENS, Page, size_of
 from cherenkov.prefix_cache import Point, goes_on, names_of
 from cherenkov.state import Snapshot
+from cherenkov.trail import Trail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -326,7 +327,7 @@ class PrefixFiles(Generic[A]):
         lengths = {str(name): int(length) for name, length in header["lengths"].items()}
         own = tokens.nbytes + sum(size_of(_parts(part)) for part in recurrent.values())
         own += 0 if logits is None else size_of([logits])
-        snapshot: Snapshot[A] = Snapshot(len(tokens), recurrent, lengths)
+        snapshot: Snapshot[A] = Snapshot(len(tokens), recurrent, lengths, Trail())
         return Point(owner, tokens, snapshot, tuple(pages), logits, own)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from cherenkov.backends.base import AttentionState, DeltaState, PleState, Span
+from cherenkov.trail import Trail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,18 +36,30 @@ class Snapshot(Generic[A]):
         position: tokens of the sequence then.
         recurrent: copies of the recurrent states, by the name of their part.
         lengths: entries in each attention cache, by the name of its part.
+        trail: what the draft head had not read then.
     """
 
     position: int
     recurrent: dict[str, Any]
     lengths: dict[str, int]
+    trail: Trail[A]
+
+
+@dataclass(slots=True)
+class HeadMemory(Generic[A]):
+    """The draft head's memory as a backend's `Memory`: one layer, without n-gram features."""
+
+    layers: tuple[AttentionState[A]]
+    ple: dict[int, PleState[A]] = field(default_factory=dict)
+    bound: object = None
 
 
 @dataclass(slots=True)
 class State(Generic[A]):
     """One sequence. `layers` holds each trunk layer's state; `ple` and `draft` that of the parts beside it.
 
-    `bound` is the backend's: how it keeps these arrays at hand. Whoever replaces one empties it.
+    `bound` is the backend's: how it keeps these arrays at hand. Whoever replaces one empties it. `trail` is what the draft
+    head has still to read. `settled` is the earliest position that the sequence can go back to without a snapshot.
     """
 
     layers: tuple[DeltaState[A] | AttentionState[A], ...]
@@ -55,11 +68,22 @@ class State(Generic[A]):
     context_tokens: int
     tokens: list[int] = field(default_factory=list)
     bound: object = field(default=None, compare=False, repr=False)
+    trail: Trail[A] = field(default_factory=Trail, compare=False, repr=False)
+    settled: int = 0
+    _head: HeadMemory[A] | None = field(default=None, compare=False, repr=False)
 
     @property
     def position(self) -> int:
         """Position of the next token."""
         return len(self.tokens)
+
+    @property
+    def head(self) -> HeadMemory[A]:
+        """The draft head's memory."""
+        if self._head is None:
+            assert self.draft is not None
+            self._head = HeadMemory((self.draft,))
+        return self._head
 
     @property
     def draft_position(self) -> int:
@@ -74,6 +98,8 @@ class State(Generic[A]):
             draft=_copied(self.draft, backend.copy),
             context_tokens=self.context_tokens,
             tokens=list(self.tokens),
+            trail=self.trail.copy(),
+            settled=self.settled,
         )
 
     def snapshot(self, backend: Backend[Any, A]) -> Snapshot[A]:
@@ -87,6 +113,7 @@ class State(Generic[A]):
                 if not isinstance(part, AttentionState)
             },
             {name: part.length for name, part in parts.items() if isinstance(part, AttentionState)},
+            self.trail.copy(),
         )
 
     def restore(self, snapshot: Snapshot[A], backend: Backend[Any, A]) -> None:
@@ -103,6 +130,37 @@ class State(Generic[A]):
                 setattr(part, one.name, getattr(kept, one.name))
         self.bound = None
         del self.tokens[snapshot.position :]
+        self.trail = snapshot.trail.copy()
+        self.settled = snapshot.position
+        # Its last row was made with the token that followed then.
+        self.set_draft_position(min(self.draft_position, max(0, self.position - 1)))
+
+    def go_back(self, position: int) -> None:
+        """Take back the rows from `position` on, which must be `settled` or beyond it.
+
+        Nothing is copied: what lies behind is written anew before it is read, and the recurrent states know by the position
+        where the next step begins (`Backend.most_back`).
+        """
+        assert self.settled <= position <= self.position, "these rows are there to stay"
+        del self.tokens[position:]
+        self._set_lengths(position)
+        if self.draft_position >= position:  # a row of the head is made of the token that follows
+            self.set_draft_position(max(0, position - 1))
+
+    def stay(self, token: int) -> None:
+        """One of the rows that were taken back, the next one, belongs to the sequence after all."""
+        self.tokens.append(token)
+        self._set_lengths(len(self.tokens))
+
+    def set_draft_position(self, position: int) -> None:
+        """Cut the draft head's cache, or give it back rows that it was cut by."""
+        if self.draft is not None:
+            self.draft.length = position
+
+    def _set_lengths(self, length: int) -> None:
+        for layer in self.layers:
+            if isinstance(layer, AttentionState):
+                layer.length = length
 
     def _parts(self) -> dict[str, Any]:
         """Every state, by a name of its own."""
@@ -158,18 +216,20 @@ class Rows(Generic[A]):
         """The segments, with their sequences' memory of every layer."""
         return [Span(s.start, s.stop, s.state.position, s.state) for s in self.segments]
 
-    def draft(self) -> list[Span[AttentionState[A]]]:
-        """The segments, with the draft head's state; its positions are its own."""
-        spans = []
-        for s in self.segments:
-            assert s.state.draft is not None
-            spans.append(Span(s.start, s.stop, s.state.draft_position, s.state.draft))
-        return spans
+    def draft(self) -> list[Span[HeadMemory[A]]]:
+        """The segments, with the draft head's memory; its positions are its own."""
+        return [Span(s.start, s.stop, s.state.draft_position, s.state.head) for s in self.segments]
 
-    def commit(self) -> None:
-        """Append the rows' tokens to their sequences, once every layer has seen them."""
+    def commit(self, most_back: int = 0) -> None:
+        """Append the rows' tokens to their sequences, once every layer has seen them.
+
+        Args:
+            most_back: of the backend: rows of a step that can be taken back.
+        """
         for s in self.segments:
-            s.state.tokens.extend(self.tokens[s.start : s.stop].tolist())
+            count, state = s.stop - s.start, s.state
+            state.settled = state.position + (1 if count <= most_back + 1 else count)
+            state.tokens.extend(self.tokens[s.start : s.stop].tolist())
 
 
 def _copied(value: T, copy: Callable[[Any], Any]) -> T:

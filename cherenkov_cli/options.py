@@ -30,8 +30,12 @@ _ENGINE = (
     click.option("--threads", type=int, metavar="N", help="Compute threads; 0 is one a core."),
     click.option("--pool-gb", metavar="GB", help="Memory for experts: a size, adaptive or max."),
     click.option("--experts", type=int, metavar="BITS", help="3 or 2: experts that prepare made."),
+    click.option("--miss-experts", type=int, metavar="BITS", help="Read misses in 3 or 2 bits."),
+    click.option("--cut-weak", type=float, metavar="W", help="Skip misses of less weight than W."),
     click.option("--precision", metavar="NAME", help="Of activations: float32, bf16, int16, int8."),
     click.option("--cpu-isa", metavar="NAME", help="avx512_bf16, avx512_vnni, avx2 or portable."),
+    click.option("--drafts", type=int, metavar="N", help="Tokens to guess ahead, at most 3."),
+    click.option("--speculate", metavar="HOW", help="auto, mtp, ngram or off: who guesses."),
     click.option("--quiet", "-q", is_flag=True, help="No timings, progress or notes."),
 )
 _SAMPLING = (
@@ -57,9 +61,13 @@ _SETTINGS = {
     "max_ctx": "context_tokens",
     "pool_gb": "pool",
     "experts": "experts",
+    "miss_experts": "miss_experts",
+    "cut_weak": "cut_weak",
     "threads": "threads",
     "precision": "precision",
     "cpu_isa": "isa",
+    "drafts": "drafts",
+    "speculate": "speculate",
 }
 
 

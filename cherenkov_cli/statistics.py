@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from cherenkov.experts.report import Report
+    from cherenkov.experts.report import Drafts, Report
     from cherenkov.model import Model
 
 __all__ = ["Statistics", "check_target", "show"]
@@ -112,6 +112,12 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "hit rate", f"{totals.hit_rate:.1%} ({totals.hits} hits, {totals.misses} misses)"
     yield "read", f"{format_bytes(totals.read_bytes)}, {_each(totals.read_bytes, report.tokens)}"
     yield "waited", f"{format_seconds(totals.stall_s)} with nothing to compute"
+    if totals.cut:
+        yield "cut", f"{totals.cut} misses were left out for their small weight"
+    if len(report.precisions) > 1:
+        for bits, used in report.precisions.items():
+            found = f"{used.hits} hits, {used.misses} misses, {used.reads} reads"
+            yield f"in {bits} bits", f"{found} ({format_bytes(used.read_bytes)})"
     if guesses.predicted:
         yield (
             "predictions",
@@ -119,6 +125,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         )
         yield "read ahead in time", f"{guesses.useful} records, and {guesses.joined} on their way"
         yield "wasted", format_bytes(guesses.wasted_bytes)
+    if report.drafts is not None:
+        yield from _drafts(report.drafts)
     for table in report.ngrams:
         found = f"{table.hits} rows found, {table.reads} read ({format_bytes(table.read_bytes)})"
         waited = f"waited {format_seconds(table.stall_s)}"
@@ -126,6 +134,22 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
             f"n-grams of layer {table.layer}",
             f"{found}, {waited}" if table.on_disk else "in memory",
         )
+
+
+def _drafts(drafts: Drafts) -> Iterator[tuple[str, str]]:
+    steps = sum(drafts.rows)
+    rows = ", ".join(f"{count} of {n}" for n, count in enumerate(drafts.rows, 1) if count)
+    yield "steps by rows", rows or "none"
+    if steps:
+        read = format_bytes(drafts.read_bytes / max(1, drafts.tokens))
+        yield "tokens a step", f"{drafts.tokens / steps:.2f}, for each of which {read} were read"
+    for source, tried in drafts.drafted.items():
+        if sum(tried):
+            shares = [_percent(a, b) for a, b in zip(drafts.accepted[source], tried, strict=True)]
+            depths = ", ".join(
+                f"{share} of {b}" for share, b in zip(shares, tried, strict=True) if b
+            )
+            yield f"{source} drafts accepted", depths
 
 
 def _reads(report: Report) -> Table:
@@ -147,7 +171,7 @@ def _layers(report: Report) -> Table:
     columns = zip(by_layer.hits, by_layer.misses, by_layer.predicted, strict=True)
     for layer, (hits, misses, predicted) in enumerate(columns):
         if not hits + misses:
-            continue  # the draft head's, while there is no drafting
+            continue  # the draft head's, if it was not used
         rows = report.by_expert.rows[layer]
         busiest = sorted(range(report.experts), key=lambda e: (-rows[e], e))[:_BUSIEST]
         table.add_row(

@@ -27,6 +27,7 @@ class FaultyDisk:
         flipped: records of which a bit is wrong, and how often it still will be.
         gate: reads wait for it.
         calls: records of the system calls so far.
+        low_calls: those of them that were read in fewer bits.
     """
 
     delay_s: float = 0.0
@@ -37,6 +38,7 @@ class FaultyDisk:
     flipped: dict[int, int] = field(default_factory=dict)
     gate: threading.Event = field(default_factory=threading.Event)
     calls: list[int] = field(default_factory=list)
+    low_calls: list[int] = field(default_factory=list)
 
     def __post_init__(self):
         self.gate.set()
@@ -51,13 +53,15 @@ class FaultyDisk:
             def start(self, memory):
                 super().start(memory).close()  # refuses when it is closed
                 arguments = (self._file, self._direct, memory, self.threads)
-                return _Reads(disk, *arguments, self.checksums, self.every_time)
+                return _Reads(disk, *arguments, self.checksums, self.every_time, self.below)
 
         return Reader(*args, **options)
 
-    def reads_into(self, memory, file, direct, *, threads, checksums=None, every_time=False):
+    def reads_into(
+        self, memory, file, direct, *, threads, checksums=None, every_time=False, lower=None
+    ):
         """What `cherenkov.experts.reader.reads_into` is, on this disk."""
-        return _Reads(self, file, direct, memory, threads, checksums, every_time)
+        return _Reads(self, file, direct, memory, threads, checksums, every_time, lower)
 
     def pread(self, read, record, part):
         """One system call."""
@@ -84,7 +88,11 @@ class _Reads(ThreadedReads):
         self._disk = disk
 
     def _pread(self, file, part, offset):
-        record = offset // self._memory.shape[1]
+        lower = self._lower
+        low = lower is not None and file in {lower.file, lower.direct}
+        record = offset // (lower.stride if low else self._memory.shape[1])
+        if low:
+            self._disk.low_calls.append(record)
         through = super()._pread
         return self._disk.pread(lambda some: through(file, some, offset), record, part)
 

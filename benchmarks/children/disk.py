@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cherenkov.backends.native import _huge_pages
+from cherenkov.backends.pages import huge_pages
 from cherenkov.experts.reader import RecordReader
 
 _SLOTS = 32
@@ -23,7 +23,7 @@ def main() -> None:
     records = list(range(path.stat().st_size // stride))
     random.Random(1).shuffle(records)
     records = records[: max(_SLOTS, job["bytes"] // stride)]
-    memory = _huge_pages(_SLOTS * stride).reshape(_SLOTS, stride)
+    memory = huge_pages(_SLOTS * stride).reshape(_SLOTS, stride)
     memory[:] = np.uint8(1)  # pages that exist
     reader = RecordReader(path, stride, len(records), None, threads=job["threads"])
     reads = reader.start(memory)

@@ -14,7 +14,7 @@ from cherenkov.errors import UnsupportedModel
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cherenkov.backends.base import Backend
+    from cherenkov.backends.base import Backend, Ids
     from cherenkov.checkpoint.inventory import Inventory
     from cherenkov.experts.rows import RowTable
     from cherenkov.experts.store import ExpertStore
@@ -47,6 +47,10 @@ class Network(Protocol[A]):
         """There is a draft head."""
 
     @property
+    def read_bytes(self) -> int:
+        """Bytes of experts that were read so far."""
+
+    @property
     def tables(self) -> Mapping[int, RowTable]:
         """The n-gram table of each layer that has one."""
 
@@ -77,6 +81,9 @@ class Network(Protocol[A]):
     def draft_logits(self, wide: A, rows: Sequence[int]) -> A:
         """Logits `[len(rows), V]` of the draft head's residual."""
 
+    def draft_tokens(self, wide: A, rows: Sequence[int]) -> Ids:
+        """The most likely token of each of these rows of the draft head's residual, `[len(rows)]`."""
+
     def close(self) -> None:
         """Close what the network holds open."""
 
@@ -92,7 +99,9 @@ class Sizes:
         top_k: experts a token uses in a layer.
         fixed_state_bytes: state of a sequence that does not grow.
         delta_position_bytes: what each position adds that a backend keeps beside its recurrent matrices
-            (`Backend.delta_chunk` of them).
+            (`Backend.delta_kept` of them).
+        back_position_bytes: what each position adds that a backend can go back, to the histories of convolutions
+            (`Backend.most_back` of them).
         token_state_elements: cache elements that each token of context adds.
         row_scratch_bytes: transient memory that each row of a step needs.
     """
@@ -103,13 +112,17 @@ class Sizes:
     top_k: int
     fixed_state_bytes: int
     delta_position_bytes: int
+    back_position_bytes: int
     token_state_elements: float
     row_scratch_bytes: int
 
-    def state_bytes(self, context_tokens: int, cache_itemsize: int, delta_chunk: int) -> int:
+    def state_bytes(
+        self, context_tokens: int, cache_itemsize: int, delta_kept: int, most_back: int
+    ) -> int:
         """Memory of one sequence of `context_tokens`, on a backend with these attributes."""
         growing = int(self.token_state_elements * context_tokens * cache_itemsize)
-        return self.fixed_state_bytes + delta_chunk * self.delta_position_bytes + growing
+        back = most_back * self.back_position_bytes
+        return self.fixed_state_bytes + delta_kept * self.delta_position_bytes + back + growing
 
 
 class Family(Protocol):

@@ -122,7 +122,15 @@ class Backend(ABC, Generic[M, A]):
     cache_itemsize: int = 4
     """Bytes per element of what `cache` allocates."""
     delta_chunk: int = 0
-    """Positions that a `DeltaState` keeps beside its matrix."""
+    """Positions between two foldings of a `DeltaState`; 0 for a matrix that every position changes."""
+    most_back: int = 0
+    """Rows that can be taken back. A call of at most `most_back + 1` rows leaves states that go on from any position after
+    its first row: a span that begins there, whatever came behind it, gives the bits of a sequence that never had it. Where
+    this is 0, a state has to be copied before, and the rows that stay run again."""
+    rows_alike: bool = False
+    """A row's bits do not depend on the other rows of a call: with drafts and without, the answer is the same."""
+    approximates: bool = False
+    """Reads the tags of a pool's slots, and leaves out what a wave says (`LEFT_OUT`)."""
     matrix_bits: int | None = None
     """Width at which placed matrices stay in memory; None for the width they are stored at."""
 
@@ -165,12 +173,17 @@ class Backend(ABC, Generic[M, A]):
     def copy(self, array: A) -> A:
         """An independent copy."""
 
+    @property
+    def delta_kept(self) -> int:
+        """Positions that a `DeltaState` has room for beside its matrix: those of a chunk, and those that may be taken back."""
+        return self.delta_chunk + self.most_back if self.delta_chunk else 0
+
     def delta_state(self, w: DeltaNet[M, A]) -> DeltaState[A]:
         """The state of a DeltaNet layer before the first token."""
         keys, values = w.key_heads * w.key_dim, w.value_heads * w.value_dim
-        pending = self.delta_chunk * (keys + values + w.value_heads)
+        pending = self.delta_kept * (keys + values + w.value_heads)
         return DeltaState(
-            history=self.zeros((w.taps - 1, 2 * keys + values)),
+            history=self.zeros((self._behind(w.taps - 1), 2 * keys + values)),
             matrix=self.zeros((w.value_heads, w.key_dim, w.value_dim)),
             pending=self.zeros((pending,)) if pending else None,
         )
@@ -178,6 +191,29 @@ class Backend(ABC, Generic[M, A]):
     @abstractmethod
     def settled(self, w: DeltaNet[M, A], state: DeltaState[A], position: int) -> A:
         """The recurrent matrix `[Hv, dk, dv]` as of `position`, the next token's. A copy; the state stays as it is."""
+
+    def ple_state(self, past: int, width: int) -> PleState[A]:
+        """The state of a layer with n-gram features before the first token: its convolution looks `past` positions back."""
+        return PleState(self.zeros((self._behind(past), width)))
+
+    def behind(self, state: DeltaState[A] | PleState[A], position: int) -> A:
+        """The last convolution inputs as of `position`, the next token's, oldest first. A copy; for a look at a state."""
+        del position
+        return self.copy(state.history)
+
+    def _behind(self, past: int) -> int:
+        """Rows of a history whose convolution looks `past` positions back."""
+        return past + self.most_back if past else 0
+
+    def take(self, array: A, rows: Sequence[int]) -> A:
+        """Rows of a residual, in the order given. May share memory with it."""
+        return self.array(self.host(array)[np.asarray(rows, dtype=np.intp)])
+
+    def stack(self, arrays: Sequence[A]) -> A:
+        """Residuals of several calls, one after the other. May be the only one itself."""
+        if len(arrays) == 1:
+            return arrays[0]
+        return self.array(np.concatenate([self.host(array) for array in arrays]))
 
     @abstractmethod
     def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:
@@ -265,6 +301,11 @@ class Backend(ABC, Generic[M, A]):
         x, gain = self.read_residual(read, wide)
         return _Routed(x, _present(gain), self.route(router, x))
 
+    def weights(self, choice: Choice) -> Floats:
+        """The weights `[R, K]` of a choice that was not used up yet."""
+        assert isinstance(choice, _Routed)
+        return self.host(choice.routes.weights)
+
     def likely(self, read: GatedResidual[M, A], router: Router[M], wide: A) -> Ids:
         """The ids `[R, K]` that `choose` would give for `wide`, which stays as it is. For guessing a later layer's."""
         x, _ = self.read_residual(read, wide)
@@ -293,7 +334,7 @@ class Backend(ABC, Generic[M, A]):
             wide: the residual `[R, S*D]` before the first. May be reused.
             spans: the rows' sequences, each with its memory of all layers, which advances.
             features: n-gram features `[R, P]` of every layer that has any, by index.
-            resident: which experts are in memory. They stay there during the call.
+            resident: which experts are in memory. They stay there during the call, or until a later layer's come.
 
         Returns:
             How far it came. This one stops at the first layer's experts.
@@ -319,6 +360,34 @@ class Backend(ABC, Generic[M, A]):
     @abstractmethod
     def fuse(self, w: DraftFuse[M, A], embedding: Embedding[M], tokens: Ids, wide: A) -> A:
         """Residual `[R, S*D]` at positions p and the tokens that follow, to the MTP head's residual `[R, S*D]`."""
+
+    def draft_step(
+        self,
+        w: DraftFuse[M, A],
+        block: Block[M, A],
+        embedding: Embedding[M],
+        tokens: Ids,
+        wide: A,
+        spans: Sequence[Span[Memory[A]]],
+        resident: Resident,  # noqa: ARG002 - as in `stretch`
+    ) -> Stretch[A]:
+        """`fuse`, then the MTP head's only layer, as far as `stretch` would come in it.
+
+        Args:
+            w: the head's entry.
+            block: its layer, with attention.
+            embedding: the trunk's.
+            tokens: those that follow the rows' positions, `[R]`.
+            wide: the residual `[R, S*D]` there, which stays as it is.
+            spans: the rows' sequences; the head's memory of each has one layer.
+            resident: which experts are in memory.
+        """
+        assert not isinstance(block.mixer, DeltaNet), "a draft head has attention"
+        wide = self.fuse(w, embedding, tokens, wide)
+        states = [_attention(s, 0) for s in spans]
+        wide = self.mix_attention(block.mixer_read, block.mixer, wide, states)
+        choice = self.choose(block.moe_read, block.router, wide)
+        return Stretch(wide, np.empty((0, *choice.ids.shape), dtype=np.int32), choice)
 
     @abstractmethod
     def logits(self, w: Head[M, A], wide: A, rows: Sequence[int]) -> A:

@@ -106,9 +106,9 @@ class CudaPool(Pool):
     def __init__(self, layout: ExpertLayout, slots: int, runtime: Runtime) -> None:
         self._runtime, stride = runtime, layout.stride_bytes
         words = mx.zeros((slots, stride // 4), mx.uint32, stream=mx.gpu)
-        tags = mx.full((max(slots, 8),), layout.bits, mx.int32)
-        mx.eval(words, tags)
-        self.words, self.tags = words, tags
+        widths = mx.full((max(slots, 8),), layout.bits, mx.int32)
+        mx.eval(words, widths)
+        self.words, self.widths = words, widths
         self._address = _address_of(words)
         self._ring = [runtime.pinned(stride) for _ in range(_RING)]
         self._streams = [runtime.stream() for _ in range(_RING)]

@@ -275,7 +275,7 @@ class Fused(Mlx):
 
     def _pairs(self, pool: Pool, x: Array, slots: Array, rows: Array) -> Array:
         """Rows `[P * TX]` of `x` through the experts in slots `[P]`: `[P * TX, D]`."""
-        tags = pool.tags
+        tags = pool.widths
         (h,) = self._launch(calls.expert_up(pool.layout, pool.words, tags, slots, rows, x))
         return self._launch(calls.expert_down(pool.layout, pool.words, tags, slots, h))[0]
 

@@ -97,14 +97,14 @@ class Pool(ExpertPool):
 
     Attributes:
         words: uint32 `[slots, stride / 4]`, which `memory` is a view of.
-        tags: int32 `[slots]`: bits of the codes in each.
+        widths: int32 `[slots]`: bits of the codes in each.
     """
 
     def __init__(self, layout: ExpertLayout, slots: int) -> None:
         words = mx.zeros((slots, layout.stride_bytes // 4), mx.uint32)
-        tags = mx.full((max(slots, 8),), layout.bits, mx.int32)
-        mx.eval(words, tags)
-        self.words, self.tags = words, tags
+        widths = mx.full((max(slots, 8),), layout.bits, mx.int32)
+        mx.eval(words, widths)
+        self.words, self.widths = words, widths
         super().__init__(layout, np.array(words, copy=False).view(np.uint8))
 
 

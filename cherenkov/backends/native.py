@@ -20,9 +20,6 @@ one thread.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -56,8 +53,11 @@ from cherenkov.backends.base import (
     SparseAttention,
     Stretch,
 )
+from cherenkov.backends.native_build import instruction_sets, read_bandwidth, unavailable
+from cherenkov.backends.native_states import NativeChoice, advance, advance_head, behind, lengthen
 from cherenkov.backends.native_weights import Matrix
-from cherenkov.errors import BackendError, CapacityError
+from cherenkov.backends.pages import huge_pages
+from cherenkov.errors import BackendError
 from cherenkov.processors import processors
 
 if TYPE_CHECKING:
@@ -81,53 +81,6 @@ _ROWS_AT_ONE_GO = 8
 """Rows that may go through several layers in one call; a call cannot be interrupted."""
 
 
-def unavailable() -> str:
-    """Why the kernels cannot be used here; empty if they can."""
-    if not _MISSING:
-        return ""
-    root = Path(__file__).resolve().parents[2]
-    if (root / "CMakeLists.txt").exists():
-        return f"no C++ kernels in {root}, where this Python found the package: start elsewhere, or pip install -e {root}"
-    return f"the C++ kernels are not built ({_MISSING}); reinstall with a C++20 compiler"
-
-
-def instruction_sets() -> tuple[str, ...]:
-    """What this machine and build can run, fastest first."""
-    return () if _MISSING else tuple(_native.isas())
-
-
-def read_bandwidth(threads: int = 0) -> float:
-    """Bytes a second that `threads` (0: one a processor) read from memory together, measured in a quarter of a second.
-
-    Raises:
-        BackendError: if the kernels are not built.
-        CapacityError: if there is no memory to read.
-    """
-    if _MISSING:
-        raise BackendError("native", "measure", unavailable())
-    try:
-        return _native.read_bandwidth(threads or processors())
-    except MemoryError:
-        raise CapacityError("cannot reserve 256 MiB to measure the memory with") from None
-
-
-class _Choice(Choice):
-    """A choice whose activations wait in memory of the kernels."""
-
-    __slots__ = ("mixture",)
-
-    def __init__(self, ids: Ids, mixture: _native.Mixture) -> None:
-        self.ids = ids
-        self.mixture: _native.Mixture | None = mixture
-
-    def use_up(self) -> _native.Mixture:
-        """What waits; it is another choice's memory afterwards."""
-        mixture, self.mixture = self.mixture, None
-        if mixture is None:
-            raise BackendError("native", "experts", "this choice has had its experts already")
-        return mixture
-
-
 class Native(Backend[Matrix, Floats]):
     """C++ kernels.
 
@@ -139,7 +92,10 @@ class Native(Backend[Matrix, Floats]):
     """
 
     name = "native"
+    approximates = True
     delta_chunk = 0 if _MISSING else _native.delta_chunk
+    most_back = 0 if _MISSING else _native.most_back
+    rows_alike = True
 
     def __init__(self, options: Options | None = None) -> None:
         options = options or Options()
@@ -157,6 +113,7 @@ class Native(Backend[Matrix, Floats]):
         # Operations describe their weights to the kernels once. Keyed by identity; the values keep the keys alive.
         self._described: dict[int, tuple[object, Any]] = {}
         self._mixtures: list[_native.Mixture] = []  # those that no choice uses
+        self._alone: dict[int, tuple[object, Any]] = {}  # layers that are a trunk of their own
 
     @property
     @override
@@ -171,6 +128,7 @@ class Native(Backend[Matrix, Floats]):
         """Join the threads and free the scratch memory."""
         self._engine.close()
         self._described.clear()
+        self._alone.clear()
         self._mixtures.clear()
 
     # placing
@@ -207,8 +165,19 @@ class Native(Backend[Matrix, Floats]):
         return matrix
 
     @override
+    def behind(self, state: DeltaState[Floats] | PleState[Floats], position: int) -> Floats:
+        return behind(state, position, self.most_back)
+
+    @override
+    def take(self, array: Floats, rows: Sequence[int]) -> Floats:
+        first, count = rows[0], len(rows)
+        if rows[-1] - first == count - 1 and list(rows) == list(range(first, first + count)):
+            return array[first : first + count]
+        return array[np.asarray(rows, dtype=np.intp)]
+
+    @override
     def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:
-        memory = _huge_pages(slots * layout.stride_bytes)
+        memory = huge_pages(slots * layout.stride_bytes)
         return ExpertPool(layout, memory.reshape(slots, layout.stride_bytes))
 
     # operations
@@ -252,7 +221,7 @@ class Native(Backend[Matrix, Floats]):
     ) -> Floats:
         out = np.empty_like(x)
         self._engine.sparse_attention(self._describe(w, describe.attention_weights), x, spans, out)
-        _lengthen(spans)
+        lengthen(spans)
         return out
 
     @override
@@ -312,7 +281,7 @@ class Native(Backend[Matrix, Floats]):
             self._describe(w, describe.attention_weights),
         )
         self._engine.mix_attention(*described, wide, spans)
-        _lengthen(spans)
+        lengthen(spans)
         return wide
 
     @override
@@ -323,14 +292,23 @@ class Native(Backend[Matrix, Floats]):
         mixture = self._memory()
         described, gate = self._describe(read, describe.residual_weights), router.gate.placed
         self._engine.choose(described, gate, router.normalise, wide, mixture, ids)
-        return _Choice(ids, mixture)
+        return NativeChoice(ids, mixture)
+
+    @override
+    def likely(
+        self, read: GatedResidual[Matrix, Floats], router: Router[Matrix], wide: Floats
+    ) -> Ids:
+        ids = np.empty((len(wide), router.top_k), dtype=np.int32)
+        described = self._describe(read, describe.residual_weights)
+        self._engine.likely(described, router.gate.placed, router.normalise, wide, ids)
+        return ids
 
     @override
     def mixture(
         self, shared: SharedExpert[Matrix], wide: Floats, choice: Choice, arrivals: Arrivals
     ) -> Floats:
         """Writes into `wide`."""
-        assert isinstance(choice, _Choice)
+        assert isinstance(choice, NativeChoice)
         return self._gather(choice.use_up(), shared, arrivals, wide)
 
     @override
@@ -345,6 +323,45 @@ class Native(Backend[Matrix, Floats]):
     ) -> Stretch[Floats]:
         """Writes into `wide`. Many rows go layer by layer: that costs nothing then, and Ctrl-C is heard in between."""
         layers = reach if len(wide) <= _ROWS_AT_ONE_GO else reach[:1]
+        given = [features.get(i) for i in range(len(blocks))]
+        found = self._run(blocks, layers, wide, spans, given, resident, flow=True)
+        ran = blocks[layers.start : min(layers.start + len(found.ids) + 1, layers.stop)]
+        for s in spans:
+            advance(ran, s)
+        return found
+
+    @override
+    def draft_step(
+        self,
+        w: DraftFuse[Matrix, Floats],
+        block: Block[Matrix, Floats],
+        embedding: Embedding[Matrix],
+        tokens: Ids,
+        wide: Floats,
+        spans: Sequence[Span[Memory[Floats]]],
+        resident: Resident,
+    ) -> Stretch[Floats]:
+        wide = self.fuse(w, embedding, tokens, wide)
+        try:
+            _, blocks = self._alone[id(block)]
+        except KeyError:
+            _, blocks = self._alone[id(block)] = block, (block,)
+        found = self._run(blocks, range(1), wide, spans, [None], resident, flow=False)
+        advance_head(spans)
+        return found
+
+    def _run(
+        self,
+        blocks: Sequence[Block[Matrix, Floats]],
+        layers: range,
+        wide: Floats,
+        spans: Sequence[Span[Memory[Floats]]],
+        features: list[Floats | None],
+        resident: Resident,
+        *,
+        flow: bool,
+    ) -> Stretch[Floats]:
+        """Layers until one lacks an expert, or with a flow, until one needs Python for it. Writes into `wide`."""
         trunk, pool = self._describe(blocks, self._trunk), resident.pool
         ids = np.empty((len(layers), len(wide), blocks[0].router.top_k), dtype=np.int32)
         mixture = self._memory()
@@ -354,18 +371,17 @@ class Native(Backend[Matrix, Floats]):
             layers.stop,
             [(s.start, s.stop, s.position, self._bound(trunk, blocks, s.state)) for s in spans],
             wide,
-            [features.get(i) for i in range(len(blocks))],
+            features,
             self._describe(pool.layout, describe.expert_record),
             pool.memory,
-            resident.slot_table,
+            resident.slot_table[blocks[0].index :],
             mixture,
             ids,
+            *self._lower(pool),
+            resident.flow() if flow and len(wide) <= _ROWS_AT_ONE_GO else None,
         )
-        ran = blocks[layers.start : min(layers.start + done + 1, layers.stop)]
-        for s in spans:
-            _advance(ran, s)
         if done < len(layers):
-            return Stretch(wide, ids[:done], _Choice(ids[done], mixture))
+            return Stretch(wide, ids[:done], NativeChoice(ids[done], mixture))
         self._mixtures.append(mixture)
         return Stretch(wide, ids, None)
 
@@ -405,6 +421,20 @@ class Native(Backend[Matrix, Floats]):
         self._engine.linear(matrix.placed, x, out)
         return out
 
+    @override
+    def weights(self, choice: Choice) -> Floats:
+        assert isinstance(choice, NativeChoice)
+        weights = np.empty(choice.ids.shape, dtype=np.float32)
+        assert choice.mixture is not None
+        choice.mixture.weights(weights)
+        return weights
+
+    def _lower(self, pool: ExpertPool) -> tuple[_native.Record | None, NDArray[np.uint8] | None]:
+        """The other layout that records may have, and which slots hold such."""
+        if pool.lower is None:
+            return None, None
+        return self._describe(pool.lower, describe.expert_record), pool.tags
+
     def _memory(self) -> _native.Mixture:
         return self._mixtures.pop() if self._mixtures else _native.Mixture()
 
@@ -421,10 +451,10 @@ class Native(Backend[Matrix, Floats]):
             self._describe(pool.layout, describe.expert_record),
             self._describe(shared, describe.shared_weights),
         )
-        complete = False
+        complete, lower = False, self._lower(pool)
         for wave in arrivals:
             complete = compute(
-                mixture, described, record, pool.memory, wave.experts, wave.slots, target
+                mixture, described, record, pool.memory, wave.experts, wave.slots, target, *lower
             )
         if not complete:
             raise BackendError(self.name, "experts", "not every expert arrived")
@@ -469,32 +499,3 @@ class Native(Backend[Matrix, Floats]):
             described = describe(w)
             self._described[id(w)] = w, described
             return described
-
-
-def _advance(blocks: Sequence[Block[Matrix, Floats]], span: Span[Memory[Floats]]) -> None:
-    """The span's rows are in the caches of these layers now."""
-    for block in blocks:
-        state = span.state.layers[block.index]
-        if isinstance(state, AttentionState):
-            state.length = span.position + span.stop - span.start
-
-
-def _lengthen(spans: Sequence[Span[AttentionState[Floats]]]) -> None:
-    for s in spans:
-        s.state.length = s.position + s.stop - s.start
-
-
-def _huge_pages(size_bytes: int) -> NDArray[np.uint8]:
-    """Zeroed memory, page-aligned, in huge pages where the system has them to give."""
-    try:
-        # Private: of shared memory, huge pages are another setting of the system, and off as a rule.
-        memory = mmap.mmap(-1, max(size_bytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError, OverflowError) as error:
-        raise CapacityError(
-            f"cannot reserve {size_bytes} bytes for experts: {error}; choose a smaller pool",
-            asked_bytes=size_bytes,
-        ) from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # only a hint, which some kernels do not know
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype=np.uint8, count=size_bytes)

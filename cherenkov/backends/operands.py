@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cherenkov.packing.layout import ExpertLayout
 
 __all__ = [
+    "LEFT_OUT",
     "Arrivals",
     "AttentionState",
     "Block",
@@ -205,8 +206,11 @@ class DeltaState(Generic[A]):
 
     A backend that works in chunks of `Backend.delta_chunk` positions folds a chunk into `matrix` when the next one
     begins. Until then `pending` holds what its positions did, in an order of the backend's choice:
-    `delta_chunk * (Hk*dk + Hv*(dv+1))` numbers, of which the span's position says how many count. `Backend.settled`
+    `delta_kept * (Hk*dk + Hv*(dv+1))` numbers, of which the span's position says how many count. `Backend.settled`
     gives the matrix as of now.
+
+    A backend that can go back (`Backend.most_back`) has so many more rows in `history`, in an order of its choice;
+    `Backend.behind` gives those that count.
     """
 
     history: A
@@ -228,7 +232,7 @@ class AttentionState(Generic[A]):
 
 @dataclass(slots=True)
 class PleState(Generic[A]):
-    """`history` `[(taps-1)*dilation, S*D]`: the last normalised values, oldest first."""
+    """`history` `[(taps-1)*dilation, S*D]`: the last normalised values, oldest first; see `DeltaState` on going back."""
 
     history: A
 
@@ -287,8 +291,12 @@ class Choice:
         self.ids = ids
 
 
+LEFT_OUT = -2
+"""In place of a slot: this expert does not come, and counts as nothing."""
+
+
 class Wave(NamedTuple):
-    """Experts that are in memory now: `experts[i]` lies in slot `slots[i]` of the pool."""
+    """Experts that are in memory now: `experts[i]` lies in slot `slots[i]` of the pool, or is `LEFT_OUT`."""
 
     experts: Ids
     slots: Ids
@@ -300,11 +308,19 @@ class ExpertPool:
     Attributes:
         layout: how a record is laid out inside its slot.
         memory: uint8 `[slots, stride_bytes]`, writable by the host.
+        lower: layout of the same record in fewer bits, or None if all slots hold records of `layout`.
+        tags: uint8 `[slots]`, 1 where a record of `lower` lies.
     """
 
     def __init__(self, layout: ExpertLayout, memory: NDArray[np.uint8]) -> None:
         self.layout = layout
         self.memory = memory
+        self.lower: ExpertLayout | None = None
+        self.tags: NDArray[np.uint8] = np.zeros(len(memory), dtype=np.uint8)
+
+    def layout_in(self, slot: int) -> ExpertLayout:
+        """How the record in a slot is laid out."""
+        return self.lower if self.lower is not None and self.tags[slot] else self.layout
 
     @property
     def slots(self) -> int:
@@ -342,6 +358,9 @@ class Resident(Protocol):
     @property
     def slot_table(self) -> Ids:
         """`[layers, experts]`: the slot an expert is in, -1 if in none."""
+
+    def flow(self) -> object:
+        """What kernels need to bring missing experts themselves, or None; for a backend that knows how."""
 
 
 class Stretch(NamedTuple, Generic[A]):

@@ -33,6 +33,7 @@ from cherenkov.backends.base import (
     Span,
     SparseAttention,
 )
+from cherenkov.backends.operands import LEFT_OUT
 from cherenkov.backends.records import expert_matrices
 from cherenkov.checkpoint.affine import HostMatrix, dequantise
 
@@ -50,6 +51,7 @@ class Reference(Backend[Matrix, Floats]):
     """NumPy float32. Options are accepted and make no difference."""
 
     name = "reference"
+    approximates = True
     matrix_bits = 32
 
     def __init__(self, options: Options | None = None) -> None:
@@ -189,10 +191,14 @@ class Reference(Backend[Matrix, Floats]):
         self, shared: SharedExpert[Matrix], x: Floats, routes: Routes[Floats], arrivals: Arrivals
     ) -> Floats:
         each = np.empty((*routes.ids.shape, x.shape[1]), dtype=np.float32)  # [R, K, D]
+        pool = arrivals.pool
         for wave in arrivals:
             for expert, slot in zip(wave.experts, wave.slots, strict=True):
                 rows, ranks = np.nonzero(routes.ids == expert)
-                record = expert_matrices(arrivals.pool.layout, arrivals.pool.memory[slot])
+                if slot == LEFT_OUT:
+                    each[rows, ranks] = 0
+                    continue
+                record = expert_matrices(pool.layout_in(slot), pool.memory[slot])
                 gate, up, down = (dequantise(matrix) for matrix in record)
                 each[rows, ranks] = _feed_forward(x[rows], gate, up, down)
         out = np.zeros_like(x)

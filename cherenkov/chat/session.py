@@ -278,7 +278,9 @@ class Session:
         loaded = self._responder.loaded
         if state.position < certain < len(prompt.ids):
             tokens = prompt.ids[state.position : certain]
-            advance(loaded.network, state, tokens, loaded.chunk_rows, self._check)
+            advance(
+                loaded.network, state, tokens, loaded.chunk_rows, self._check, loaded.speculation
+            )
             self._kept.mark()
         steps = self._responder.steps(
             prompt, settings, check=self._check, state=state, random=random

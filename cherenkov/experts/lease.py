@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from cherenkov.backends.base import ExpertPool, Wave
+from cherenkov.backends.operands import LEFT_OUT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from types import TracebackType
     from typing import Protocol
 
+    from cherenkov.backends.base import Ids
     from cherenkov.experts.stats import ReadStats
 
     class Lessor(Protocol):
@@ -43,9 +45,22 @@ class Lease:
         failed: those of them that cannot be read, and what became of the read.
         ready: records that landed and were not handed out yet, with their slots.
         held: slots of what has landed for it, which must stay as they are.
+        left_out: experts that will not come.
+        lower: those of the missing records that are read in fewer bits.
     """
 
-    __slots__ = ("_store", "failed", "held", "here", "kind", "missing", "ready", "unplaced")
+    __slots__ = (
+        "_store",
+        "failed",
+        "held",
+        "here",
+        "kind",
+        "left_out",
+        "lower",
+        "missing",
+        "ready",
+        "unplaced",
+    )
 
     def __init__(self, store: Lessor, kind: ReadStats, here: Wave) -> None:
         self._store = store
@@ -56,6 +71,8 @@ class Lease:
         self.failed: list[tuple[int, int]] = []
         self.ready: list[tuple[int, int]] = []
         self.held: list[int] = []
+        self.left_out: Ids | None = None
+        self.lower: Collection[int] = ()
 
     @property
     def pool(self) -> ExpertPool:
@@ -68,9 +85,15 @@ class Lease:
         return [*self.here.slots.tolist(), *self.held]
 
     def __iter__(self) -> Iterator[Wave]:
-        if len(self.here.experts):
+        if self.left_out is not None:
+            without = np.full(len(self.left_out), LEFT_OUT, dtype=np.int32)
+            yield Wave(
+                np.concatenate([self.here.experts, self.left_out]),
+                np.concatenate([self.here.slots, without]),
+            )
+        elif len(self.here.experts):
             yield self.here
-            self.here = NO_WAVE
+        self.here = NO_WAVE
         if self.missing or self.ready:
             yield from self._store.arrivals(self)
 

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from cherenkov.errors import CherenkovError, CorruptModel, DiskError
-from cherenkov.experts.reads import ENDS_EARLY, WRONG_CHECKSUM, Reads, ThreadedReads
+from cherenkov.experts.reads import ENDS_EARLY, WRONG_CHECKSUM, Lower, Reads, ThreadedReads
 
 try:
     from cherenkov._native import Reads as _NativeReads
@@ -40,6 +40,7 @@ class RecordReader:
         threads: reads at a time, 1 to 8; 0 chooses.
         direct: read past the page cache where the file system can: that takes a fraction of the processor time, and
             leaves the memory to the pool.
+        lower: reads the same records in fewer bits; closed with this one.
 
     Raises:
         DiskError: if the file cannot be opened.
@@ -55,7 +56,9 @@ class RecordReader:
         every_time: bool = False,
         threads: int = 0,
         direct: bool = True,
+        lower: RecordReader | None = None,
     ) -> None:
+        self.lower = lower
         self.path = path
         self.stride_bytes = stride_bytes
         self.experts = experts
@@ -83,10 +86,21 @@ class RecordReader:
             threads=self.threads,
             checksums=self.checksums,
             every_time=self.every_time,
+            lower=self.below,
         )
 
-    def failure(self, record: int, status: int) -> CherenkovError:
+    @property
+    def below(self) -> Lower | None:
+        """The records in fewer bits, for `Reads`."""
+        low = self.lower
+        if low is None:
+            return None
+        return Lower(low._file, low._direct, low.stride_bytes, low.checksums)
+
+    def failure(self, record: int, status: int, *, lower: bool = False) -> CherenkovError:
         """Why a record did not land, by what its read returned."""
+        if lower and self.lower is not None:
+            return self.lower.failure(record, status)
         name, offset = self.name(record), record * self.stride_bytes
         if status == ENDS_EARLY:
             found = os.fstat(self._file).st_size
@@ -108,6 +122,8 @@ class RecordReader:
         for file in {self._file, self._direct} - {-1}:
             os.close(file)
         self._file = self._direct = -1
+        if self.lower is not None:
+            self.lower.close()
 
 
 def reads_into(
@@ -118,10 +134,11 @@ def reads_into(
     threads: int,
     checksums: NDArray[np.uint64] | None = None,
     every_time: bool = False,
+    lower: Lower | None = None,
 ) -> Reads:
     """Reads on threads of C++, or of Python where there is no extension. Arguments as of `ThreadedReads`."""
     make = ThreadedReads if _NativeReads is None else _NativeReads
-    return make(file, direct, memory, threads, checksums, every_time)
+    return make(file, direct, memory, threads, checksums, every_time, lower)
 
 
 def _past_the_cache(path: Path) -> int:

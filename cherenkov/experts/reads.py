@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cherenkov.errors import CapacityError
 from cherenkov.packing.integrity import record_checksum
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["ENDS_EARLY", "LANDED", "WRONG_CHECKSUM", "Reads", "ThreadedReads", "begin"]
+__all__ = ["ENDS_EARLY", "LANDED", "WRONG_CHECKSUM", "Lower", "Reads", "ThreadedReads", "begin"]
 
 LANDED = 0
 ENDS_EARLY = -1
@@ -32,6 +32,22 @@ ALIGNMENT = 4096
 """Of offsets, sizes and memory, for reads past the page cache."""
 _ATTEMPTS = 2
 """A read that fails once may have met a passing fault; one that fails twice has not."""
+
+
+class Lower(NamedTuple):
+    """A file of the same records in fewer bits, which fit in the same slots.
+
+    Attributes:
+        file: descriptor; stays the caller's.
+        direct: another one, that goes past the page cache, or -1.
+        stride_bytes: distance between records.
+        checksums: uint64, one a record, or None to read unchecked.
+    """
+
+    file: int
+    direct: int
+    stride_bytes: int
+    checksums: NDArray[np.uint64] | None
 
 
 class Reads(Protocol):
@@ -53,8 +69,10 @@ class Reads(Protocol):
     def outstanding(self) -> int:
         """Slots that were not handed back."""
 
-    def submit(self, records: list[int], slots: list[int], required: bool, /) -> None:
-        """Read records into slots, in this order. The first call starts the threads."""
+    def submit(
+        self, records: list[int], slots: list[int], required: bool, lower: bool = False, /
+    ) -> None:
+        """Read records into slots, in this order, from the file of fewer bits if so told. The first call starts the threads."""
 
     def promote(self, slots: list[int], /) -> None:
         """What is waiting among these becomes required."""
@@ -72,14 +90,16 @@ class Reads(Protocol):
         """End the reads under way, forget the others, join the threads."""
 
 
-def begin(reads: Reads, records: list[int], slots: list[int], *, required: bool) -> None:
+def begin(
+    reads: Reads, records: list[int], slots: list[int], *, required: bool, lower: bool = False
+) -> None:
     """`Reads.submit`, with an error of ours.
 
     Raises:
         CapacityError: if the system has no thread to read with. What was asked for is not under way.
     """
     try:
-        reads.submit(records, slots, required)
+        reads.submit(records, slots, required, lower)
     except RuntimeError as error:
         raise CapacityError(f"cannot start a thread to read from disk: {error}") from error
 
@@ -94,6 +114,7 @@ class ThreadedReads:
         threads: most reads at a time.
         checksums: uint64, one a record, or None to read unchecked.
         every_time: check a record whenever it is read, and not only the first time.
+        lower: the same records in fewer bits, if some are to be read in them.
     """
 
     def __init__(
@@ -104,20 +125,18 @@ class ThreadedReads:
         threads: int,
         checksums: NDArray[np.uint64] | None,
         every_time: bool,
+        lower: Lower | None = None,
     ) -> None:
         self.preads = 0
-        self._file = file
-        self._direct = direct if _aligned(memory) else -1
         self._memory = memory
         self._threads = threads
-        self._checksums = checksums
         self._every_time = every_time
-        self._sound: set[int] = set()  # records that were right when they were read
-        self._stamp = self._changed()
+        self._file = _File(Lower(file, direct, memory.shape[1], checksums), memory)
+        self._lower = None if lower is None else _File(lower, memory)
         self._process = os.getpid()
         self._lock = threading.Condition()  # guards all below
-        self._required: deque[tuple[int, int]] = deque()
-        self._predicted: deque[tuple[int, int]] = deque()
+        self._required: deque[_Read] = deque()
+        self._predicted: deque[_Read] = deque()
         self._landed: list[tuple[int, int, float]] = []
         self._reading = 0
         self._stop = False
@@ -131,7 +150,7 @@ class ThreadedReads:
     @property
     def direct(self) -> bool:
         """See `Reads`."""
-        return self._direct >= 0
+        return self._file.direct >= 0
 
     @property
     def outstanding(self) -> int:
@@ -139,27 +158,31 @@ class ThreadedReads:
         with self._lock:
             return len(self._required) + len(self._predicted) + len(self._landed) + self._reading
 
-    def submit(self, records: list[int], slots: list[int], required: bool, /) -> None:
+    def submit(
+        self, records: list[int], slots: list[int], required: bool, lower: bool = False, /
+    ) -> None:
         """See `Reads`."""
+        if lower and self._lower is None:
+            raise ValueError("there are no records of fewer bits")
         with self._lock:
             if not self._workers:
                 self._start()
             queue = self._required if required else self._predicted
-            queue.extend(zip(records, slots, strict=True))
+            queue.extend(_Read(*pair, lower) for pair in zip(records, slots, strict=True))
             self._lock.notify_all()
 
     def promote(self, slots: list[int], /) -> None:
         """See `Reads`."""
         with self._lock:
-            self._required.extend(read for read in self._predicted if read[1] in slots)
-            self._predicted = deque(read for read in self._predicted if read[1] not in slots)
+            self._required.extend(read for read in self._predicted if read.slot in slots)
+            self._predicted = deque(read for read in self._predicted if read.slot not in slots)
 
     def cancel(self, slots: list[int], /) -> list[int]:
         """See `Reads`."""
         with self._lock:
-            waiting = [slot for _, slot in (*self._required, *self._predicted) if slot in slots]
-            self._required = deque(read for read in self._required if read[1] not in slots)
-            self._predicted = deque(read for read in self._predicted if read[1] not in slots)
+            waiting = [r.slot for r in (*self._required, *self._predicted) if r.slot in slots]
+            self._required = deque(read for read in self._required if read.slot not in slots)
+            self._predicted = deque(read for read in self._predicted if read.slot not in slots)
             return waiting
 
     def landed(self, wait: bool) -> list[tuple[int, int, float]]:
@@ -201,15 +224,14 @@ class ThreadedReads:
 
     def _work(self) -> None:
         while (read := self._next()) is not None:
-            record, slot = read
             begun = time.perf_counter()
-            status = self._read(record, self._memory[slot].data)
+            status = self._read(read)
             with self._lock:
                 self._reading -= 1
-                self._landed.append((slot, status, time.perf_counter() - begun))
+                self._landed.append((read.slot, status, time.perf_counter() - begun))
                 self._lock.notify_all()
 
-    def _next(self) -> tuple[int, int] | None:
+    def _next(self) -> _Read | None:
         with self._lock:
             while not (self._required or self._predicted):
                 if self._stop:
@@ -218,28 +240,30 @@ class ThreadedReads:
             self._reading += 1
             return self._required.popleft() if self._required else self._predicted.popleft()
 
-    def _read(self, record: int, slot: memoryview) -> int:
+    def _read(self, read: _Read) -> int:
         """Fill a slot and compare checksums; once more if that fails."""
+        file = self._lower if read.lower else self._file
+        assert file is not None
+        slot = self._memory[read.slot].data[: file.stride]
         status = LANDED
         for _ in range(_ATTEMPTS):
-            status = self._fill(record, slot)
-            if status == LANDED and not self._is_sound(record, slot):
+            status = self._fill(file, read.record, slot)
+            if status == LANDED and not file.is_sound(read.record, slot, self._every_time):
                 status = WRONG_CHECKSUM
             if status == LANDED:
                 break
         return status
 
-    def _fill(self, record: int, slot: memoryview) -> int:
+    def _fill(self, file: _File, record: int, slot: memoryview) -> int:
         """Short reads go on where they ended; that is no aligned place as a rule, so through the page cache."""
         start, done = record * len(slot), 0
         while done < len(slot):
-            direct = self.direct and done == 0
+            direct = file.direct >= 0 and done == 0
             try:
-                file = self._direct if direct else self._file
-                count = self._pread(file, slot[done:], start + done)
+                count = self._pread(file.direct if direct else file.file, slot[done:], start + done)
             except OSError as error:
                 if direct and error.errno == errno.EINVAL:
-                    self._direct = -1  # the file system wants another alignment than ours, or none
+                    file.direct = -1  # the file system wants another alignment than ours, or none
                 elif error.errno != errno.EINTR:
                     return error.errno or errno.EIO
                 continue
@@ -253,7 +277,25 @@ class ThreadedReads:
             self.preads += 1
         return os.preadv(file, [part], offset)
 
-    def _is_sound(self, record: int, slot: memoryview) -> bool:
+
+class _Read(NamedTuple):
+    record: int
+    slot: int
+    lower: bool
+
+
+class _File:
+    """One of the files, and which of its records were right when they were read."""
+
+    def __init__(self, source: Lower, memory: NDArray[np.uint8]) -> None:
+        self.file = source.file
+        self.stride = source.stride_bytes
+        self.direct = source.direct if _aligned(memory) and not self.stride % ALIGNMENT else -1
+        self._checksums = source.checksums
+        self._sound: set[int] = set()
+        self._stamp = self._changed()
+
+    def is_sound(self, record: int, slot: memoryview, every_time: bool) -> bool:
         """Records do not change under an open store, so each is checked when first read; after a change, again."""
         if self._checksums is None:
             return True
@@ -261,7 +303,7 @@ class ThreadedReads:
         if stamp != self._stamp:
             self._stamp = stamp
             self._sound.clear()
-        if record in self._sound and not self._every_time:
+        if record in self._sound and not every_time:
             return True
         if record_checksum(slot) != int(self._checksums[record]):
             return False
@@ -270,7 +312,7 @@ class ThreadedReads:
 
     def _changed(self) -> tuple[int, int]:
         """Size, and time of the last change."""
-        status = os.fstat(self._file)
+        status = os.fstat(self.file)
         return status.st_size, status.st_mtime_ns
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ByExpert",
     "ByLayer",
+    "Drafts",
     "Ngrams",
     "Precision",
     "Predictions",
@@ -62,6 +63,7 @@ class Totals(_Part):
         read_bytes: bytes of all reads that brought their record.
         read_s: seconds that reader threads spent; reads overlap.
         stall_s: seconds that layers waited with nothing to compute.
+        cut: misses that were left out of the sum (`cut_weak`).
     """
 
     hits: Count
@@ -70,6 +72,7 @@ class Totals(_Part):
     read_bytes: Count
     read_s: Seconds
     stall_s: Seconds
+    cut: Count = 0
 
 
 class Reads(_Part):
@@ -113,7 +116,7 @@ class Precision(_Part):
 
     Attributes:
         hits: experts of this width that were in memory.
-        misses: experts that had to be read in it.
+        misses: experts that had to be read in it, or were left out.
         reads: reads that brought their record, of all kinds.
         read_bytes: bytes of these.
     """
@@ -154,6 +157,17 @@ class Ngrams(_Part):
     reads: Count
     read_bytes: Count
     stall_s: Seconds
+
+
+class Drafts(_Part):
+    """Tokens that were guessed ahead; see `cherenkov.speculation.DraftCounts`, whose fields these are."""
+
+    drafted: dict[Literal["mtp", "ngram"], list[Count]]
+    accepted: dict[Literal["mtp", "ngram"], list[Count]]
+    rows: list[Count]
+    tokens: Count
+    read_bytes: Count
+    head_rows: Count
 
 
 class Times(_Part):
@@ -203,6 +217,7 @@ class Report(_Part):
         by_expert: by layer and expert.
         ngrams: the n-gram tables.
         timeline: how it came to that.
+        drafts: what was guessed ahead, if anything could be.
     """
 
     kind: Literal["cherenkov-experts"]
@@ -223,6 +238,7 @@ class Report(_Part):
     by_expert: ByExpert
     ngrams: list[Ngrams]
     timeline: Times
+    drafts: Drafts | None = None
 
     @model_validator(mode="after")
     def _check_shapes(self) -> Self:
@@ -280,16 +296,17 @@ class Report(_Part):
             ) from None
 
 
-def report_of(store: ExpertStore, tables: Mapping[int, RowTable]) -> Report:
+def report_of(
+    store: ExpertStore, tables: Mapping[int, RowTable], drafts: Drafts | None = None
+) -> Report:
     """Report on a store and the n-gram tables beside it. To be called by who may use the store."""
-    stats, bits = store.stats, store.pool.layout.bits
-    kinds = (stats.demand, stats.prefill, stats.prediction)
+    stats = store.stats
     return Report(
         kind="cherenkov-experts",
         version=1,
         layers=store.layers,
         experts=store.experts,
-        bits=bits,
+        bits=store.pool.layout.bits,
         record_bytes=store.pool.layout.stride_bytes,
         slots=store.slots,
         resident=store.resident,
@@ -302,21 +319,31 @@ def report_of(store: ExpertStore, tables: Mapping[int, RowTable]) -> Report:
             "prediction": Reads(**asdict(stats.prediction)),
         },
         predictions=_predictions(stats),
-        precisions={
-            str(bits): Precision(
-                hits=stats.hits,
-                misses=stats.misses,
-                reads=sum(kind.completed for kind in kinds),
-                read_bytes=stats.read_bytes,
-            )
-        },
+        precisions=_precisions(store),
         **_counts(store),
         ngrams=[
             Ngrams(layer=layer, on_disk=table.on_disk, **asdict(table.stats))
             for layer, table in sorted(tables.items())
         ],
         timeline=_times(store.timeline.points()),
+        drafts=drafts,
     )
+
+
+def _precisions(store: ExpertStore) -> dict[str, Precision]:
+    """By width: the store's own, and that of misses if it is another."""
+    stats, low = store.stats, store.stats.lower
+    kinds = (stats.demand, stats.prefill, stats.prediction)
+    own = Precision(
+        hits=stats.hits - low.hits,
+        misses=stats.misses - low.misses,
+        reads=sum(kind.completed for kind in kinds) - low.reads,
+        read_bytes=stats.read_bytes - low.read_bytes,
+    )
+    found = {str(store.pool.layout.bits): own}
+    if store.pool.lower is not None:
+        found[str(store.pool.lower.bits)] = Precision(**asdict(low))
+    return found
 
 
 def _totals(stats: ExpertStats) -> Totals:
@@ -327,6 +354,7 @@ def _totals(stats: ExpertStats) -> Totals:
         read_bytes=stats.read_bytes,
         read_s=stats.read_s,
         stall_s=stats.stall_s,
+        cut=stats.cut,
     )
 
 

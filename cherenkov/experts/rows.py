@@ -290,6 +290,7 @@ class _RowCache:
             DiskError, CorruptModel: one cannot be read.
         """
         begun, wanted = None, set(rows)
+        self._land()
         while missing := [row for row in rows if row not in self._slot_of]:
             begun = begun or time.perf_counter()
             self._submit([row for row in missing if row not in self._coming], wanted)

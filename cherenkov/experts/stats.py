@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from cherenkov.backends.base import Ids
 
-__all__ = ["MOST_NOTED_IDS", "ExpertCounts", "ExpertStats", "ReadStats"]
+__all__ = ["MOST_NOTED_IDS", "ExpertCounts", "ExpertStats", "LowerStats", "ReadStats"]
 
 _MOST_NOTED = 1024
 MOST_NOTED_IDS = 1 << 20
@@ -49,6 +49,29 @@ class ReadStats:
 
 
 @dataclass(slots=True)
+class LowerStats:
+    """What was done with records of fewer bits, where misses are read in them. Counters that only grow.
+
+    Attributes:
+        hits: experts found in memory in fewer bits.
+        misses: experts that were not in memory, and were read in fewer bits.
+        reads: reads of theirs that brought their record.
+        read_bytes: bytes of these.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    reads: int = 0
+    read_bytes: int = 0
+
+    def since(self, earlier: LowerStats) -> LowerStats:
+        """What happened after `earlier` was copied."""
+        return LowerStats(
+            *(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(LowerStats))
+        )
+
+
+@dataclass(slots=True)
 class ExpertStats:
     """Counters that only grow.
 
@@ -64,6 +87,8 @@ class ExpertStats:
         predicted_asks: experts that those layers asked for.
         useful_predictions: records that predictions read and a layer asked for before they left memory again.
         wasted_bytes: bytes of the records that predictions read and nobody had asked for when they left.
+        cut: misses that were left out of the sum instead of being read.
+        lower: what of all this was with records of fewer bits.
         demand: reads for steps of few rows.
         prefill: reads for steps of many rows.
         prediction: reads ahead.
@@ -80,6 +105,8 @@ class ExpertStats:
     predicted_asks: int = 0
     useful_predictions: int = 0
     wasted_bytes: int = 0
+    cut: int = 0
+    lower: LowerStats = field(default_factory=LowerStats)
     demand: ReadStats = field(default_factory=ReadStats)
     prefill: ReadStats = field(default_factory=ReadStats)
     prediction: ReadStats = field(default_factory=ReadStats)
@@ -109,8 +136,8 @@ class ExpertStats:
 
     def copy(self) -> ExpertStats:
         """The counters as they stand now."""
-        kinds = {name: replace(getattr(self, name)) for name in ("demand", "prefill", "prediction")}
-        return replace(self, **kinds)
+        nested = ("lower", "demand", "prefill", "prediction")
+        return replace(self, **{name: replace(getattr(self, name)) for name in nested})
 
 
 class ExpertCounts:
@@ -180,4 +207,4 @@ def _share(part: int, whole: int) -> float:
 
 
 def _difference(now: Any, then: Any) -> Any:
-    return now.since(then) if isinstance(now, ReadStats) else now - then
+    return now.since(then) if isinstance(now, ReadStats | LowerStats) else now - then

@@ -28,6 +28,7 @@ from cherenkov.experts.timeline import Timeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from cherenkov.backends.base import Floats
     from cherenkov.experts.policy import Policy
     from cherenkov.experts.reader import RecordReader
     from cherenkov.experts.stats import ReadStats
@@ -52,11 +53,16 @@ class ExpertStore:
         experts: experts a layer.
         policy: makes what decides which records leave, for so many slots, layers and experts.
         lookahead: read what the next layer will likely need: `on`, `off`, or `auto` for while it pays.
+        cut_weak: leave missing experts out whose weight is below this in every row, in steps of few rows. 0 is none.
+
+    If the reader has records of fewer bits, what layers miss is read in those, and predictions in full. A prompt's
+    misses are read in full as far as the policy would keep them. What the answer is then depends on what was in memory.
 
     Attributes:
         stats: what happened so far, in numbers.
         timeline: the same after some of the steps.
         most_ahead: reads for predictions that may be under way at once; 0 for none.
+        cut_weak: as the argument.
         listener: if set, told the layer and the experts of its rows, `[R, K]`, whenever some are asked for.
     """
 
@@ -69,6 +75,7 @@ class ExpertStore:
         *,
         policy: Callable[[int, int, int], Policy] = POLICIES[DEFAULT],
         lookahead: str = "auto",
+        cut_weak: float = 0.0,
     ) -> None:
         self.pool = pool
         self.layers = layers
@@ -78,22 +85,15 @@ class ExpertStore:
         self.listener: Callable[[int, Ids], None] | None = None
         self._reader = reader
         self._policy = policy(pool.slots, layers, experts)
-        self._slots = Slots(
-            pool.memory,
-            reader,
-            layers,
-            experts,
-            self._policy,
-            self.stats,
-            self._settle,
-            pool.landed,
-        )
+        self._slots = Slots(pool, reader, layers, experts, self._policy, self.stats, self._settle)
+        self.cut_weak = cut_weak
+        self._mixed = reader.lower is not None
         self._counts = ExpertCounts(layers, experts)
         self._uses: list[tuple[int, Ids]] = []  # not told to the policy yet; see `_settle`
         self._noted = 0  # ids in them
         self._expected: dict[int, set[int]] = {}  # records that a prediction named, by layer
         self._lease: Lease | None = None
-        self._stepping = False
+        self._stepping = self._ahead = self._flows = False
         self._rows = 0
         self.most_ahead = min(_MOST_AHEAD, pool.slots // 4)
         self._trial = Trial(lookahead)
@@ -128,13 +128,32 @@ class ExpertStore:
         records = self.layers * self.experts
         return f"<ExpertStore {self.slots} slots for {records} records, {self.resident} in memory>"
 
-    def begin_step(self, rows: int) -> bool:
-        """A step of so many rows begins. Is it worth while to tell what layers will likely ask for (`expect`)?"""
-        self._rows = rows
+    def begin_step(self, rows: int, *, flows: bool = True) -> bool:
+        """A step of so many rows begins. Is it worth while to tell what layers will likely ask for (`expect`)?
+
+        Args:
+            rows: tokens of the step.
+            flows: a backend that knows how may bring missing experts itself (`flow`), and predict as `NextRouter` does.
+        """
+        self._take_over()
+        self._rows, self._flows = rows, flows
         self._stepping = (
             rows <= MOST_ROWS and self.most_ahead > 0 and self.slots < self.layers * self.experts
         )
-        return self._stepping and self._trial.begin()
+        self._ahead = self._stepping and self._trial.begin()
+        return self._ahead
+
+    def flow(self) -> object:
+        """What a backend needs to go on by itself at layers that lack experts; None if it shall return there."""
+        self._take_over()
+        if not (self._stepping and self._flows) or self.cut_weak:
+            return None
+        return self._slots.flow.lend(
+            self._expected,
+            ahead=self._ahead,
+            most_ahead=self.most_ahead,
+            lower=self._mixed,
+        )
 
     def end_step(self) -> None:
         """The step is over."""
@@ -142,30 +161,36 @@ class ExpertStore:
         if self._stepping:
             self._trial.end()
 
-    def acquire(self, layer: int, ids: Ids) -> Lease:
+    def acquire(self, layer: int, ids: Ids, weights: Floats | None = None) -> Lease:
         """Lease the experts `ids` (`[R, K]`, or any shape for one row; repeats allowed) of a layer.
 
-        The reads of those that are missing begin at once.
+        The reads of those that are missing begin at once. `weights`, of the same shape, say which of them are weak.
 
         Raises:
             DiskError, CorruptModel: when iterating, if one cannot be read; names it. The store goes on.
         """
+        self._take_over()
         if self._lease is not None:
             self.release(self._lease)
         self._note(layer, ids)
         distinct = _distinct(ids)
-        if self._slots.coming or self._slots.unasked or self._expected:
+        if self._slots.coming or self._expected or self.stats.prediction.requested:
             self._confront(layer, distinct)
         slots = self._slots.table[layer].take(distinct)
         listed = slots.tolist()
         self._slots.spare(listed)
+        if self._mixed:
+            here = slots[slots != NOTHING]
+            self.stats.lower.hits += int(np.count_nonzero(self.pool.tags[here]))
         if NOTHING not in listed:
             self.stats.hits += len(distinct)
             self._lease = Lease(self, self.stats.demand, Wave(distinct, slots))
         else:
             many = ids.ndim > 1 and len(ids) >= _PREFILL_ROWS
             kind = self.stats.prefill if many else self.stats.demand
-            self._lease = self._begin(layer, distinct, slots, kind)
+            self._lease = self._begin(
+                layer, distinct, slots, kind, set() if many else self._weak(ids, weights)
+            )
         return self._lease
 
     def expect(self, layer: int, ids: Ids) -> None:
@@ -173,6 +198,7 @@ class ExpertStore:
 
         Only so far as slots can be emptied and not too many such reads are under way.
         """
+        self._take_over()
         distinct = _distinct(ids)
         records = (distinct + layer * self.experts).tolist()
         self._slots.promised -= self._expected.get(layer, set())
@@ -195,22 +221,45 @@ class ExpertStore:
         self._slots.fetch(missing, emptied, self.stats.prediction, required=False)
 
     def used(self, first_layer: int, ids: Ids) -> None:
-        """Layers have run on experts in memory, without a lease: int32 `[n, R, K]` of n layers in a row."""
+        """Layers have run without a lease: int32 `[n, R, K]` of n layers in a row, on experts in memory or by a flow."""
+        flowed = self._take_over()
         count, rows, _ = ids.shape
         if not count:
             return
-        if self._slots.unasked or self._expected:
+        if flowed:
+            self._note(first_layer, ids)
+            return
+        if self._expected or self.stats.prediction.requested:
             for i in range(count):
                 self._confront(first_layer + i, _distinct(ids[i]))
         self._note(first_layer, ids)
         self._slots.spare_experts(first_layer, ids)
-        self.stats.hits += ids.size if rows == 1 else sum(len(np.unique(each)) for each in ids)
+        self.stats.hits += ids.size if rows == 1 else _distinct_in_each(ids)
+        if self._mixed:
+            for i, each in enumerate(ids):
+                slots = self._slots.table[first_layer + i].take(np.unique(each))
+                self.stats.lower.hits += int(np.count_nonzero(self.pool.tags[slots]))
 
     def close(self) -> None:
         """Stop reading, close the file, and let go of the pool's memory, also while something still holds the store."""
+        self._take_over()
         self._slots.close()
         self._reader.close()
+        lower = self.pool.lower
         self.pool = ExpertPool(self.pool.layout, self.pool.memory[:0].copy())
+        self.pool.lower = lower
+
+    def _take_over(self) -> bool:
+        """What a flow did since it was lent what it needs. Was there one?"""
+        gone = self._slots.flow.take_over(self.stats)
+        if gone is None:
+            return False
+        self._expected = gone.expected
+        self.stats.misses += gone.misses
+        self.stats.hits += gone.asks - gone.misses
+        self._counts.note_misses(gone.missed)
+        self._counts.note_predictions(gone.foreseen)
+        return True
 
     # what a lease uses
 
@@ -220,7 +269,8 @@ class ExpertStore:
             self._place(lease)
             self._land(wait=not lease.ready)
             if lease.failed:
-                raise self._reader.failure(*lease.failed[0])
+                record, status = lease.failed[0]
+                raise self._reader.failure(record, status, lower=record in lease.lower)
             if lease.ready:
                 yield lease.take_ready(self.experts)
                 lease.held = [slot for _, slot in lease.ready]
@@ -232,22 +282,55 @@ class ExpertStore:
             if lease.missing:
                 self._slots.cancel([r for r in lease.missing if r in self._slots.coming])
 
-    def _begin(self, layer: int, distinct: Ids, slots: Ids, kind: ReadStats) -> Lease:
-        """A lease for which something must be read."""
+    def _begin(
+        self, layer: int, distinct: Ids, slots: Ids, kind: ReadStats, weak: set[int]
+    ) -> Lease:
+        """A lease for which something must be read, unless all that is missing is weak."""
         here = slots != NOTHING
         lease = Lease(self, kind, Wave(distinct[here], slots[here]))
         records = (distinct[~here] + layer * self.experts).tolist()
+        if weak:
+            records = self._leave_out(lease, layer, distinct[~here], weak)
         lease.missing.update(records)
         joined = [r for r in records if r in self._slots.coming]
         lease.unplaced = [r for r in records if r not in self._slots.coming]
-        self.stats.hits += len(distinct) - len(records)
+        self.stats.hits += int(np.count_nonzero(here))
         self.stats.misses += len(records)
         self.stats.joined += len(joined)
         self._counts.note_misses(records)
         if joined:
             self._slots.require(joined)
+        if self._mixed and lease.unplaced:
+            lease.lower = self._in_fewer_bits(lease)
+            self.stats.lower.misses += len(lease.lower)
         self._place(lease)
         return lease
+
+    def _weak(self, ids: Ids, weights: Floats | None) -> set[int]:
+        """Experts whose weight is small in every row."""
+        if weights is None or not self.cut_weak:
+            return set()
+        flat = ids.ravel()
+        return set(flat.tolist()) - set(flat[weights.ravel() >= self.cut_weak].tolist())
+
+    def _leave_out(self, lease: Lease, layer: int, missing: Ids, weak: set[int]) -> list[int]:
+        """The records to wait for, without those of weak experts."""
+        cut = np.array([expert in weak for expert in missing.tolist()], dtype=np.bool_)
+        if cut.any():
+            lease.left_out = missing[cut]
+            without = (lease.left_out + layer * self.experts).tolist()
+            self.stats.cut += len(without)
+            self.stats.misses += len(without)
+            self._counts.note_misses(without)
+        records: list[int] = (missing[~cut] + layer * self.experts).tolist()
+        return records
+
+    def _in_fewer_bits(self, lease: Lease) -> set[int]:
+        """Those of a lease's missing records that are not worth reading in full."""
+        lower = set(lease.unplaced)
+        if lease.kind is self.stats.prefill:
+            lower -= self._slots.worthy(lease.unplaced, lease.kept)
+        return lower
 
     def _place(self, lease: Lease) -> None:
         """Begin the reads for which slots can be emptied."""
@@ -258,8 +341,15 @@ class ExpertStore:
             self._slots.give_up_predictions()
             slots += self._slots.vacate(len(lease.unplaced) - len(slots), [*lease.kept, *slots])
         records, lease.unplaced = lease.unplaced[: len(slots)], lease.unplaced[len(slots) :]
-        if records:
-            self._slots.fetch(records, slots, lease.kind, required=True)
+        if not lease.lower:
+            if records:
+                self._slots.fetch(records, slots, lease.kind, required=True)
+            return
+        for lower in (False, True):
+            some = [r for r in records if (r in lease.lower) is lower]
+            if some:
+                into, slots = slots[: len(some)], slots[len(some) :]
+                self._slots.fetch(some, into, lease.kind, required=True, lower=lower)
 
     def _land(self, *, wait: bool) -> None:
         """Take over what has landed; what the lease waits for is ready, or has failed."""
@@ -278,11 +368,10 @@ class ExpertStore:
         """Take over what has landed, and compare what was predicted for a layer with what it asks for."""
         if self._slots.coming:
             self._land(wait=False)
-        asked = set((distinct + layer * self.experts).tolist())
-        if self._slots.unasked:
-            useful = asked & self._slots.unasked
-            self._slots.unasked -= useful
-            self.stats.useful_predictions += len(useful)
+        records = distinct + layer * self.experts
+        asked = set(records.tolist())
+        self.stats.useful_predictions += int(np.count_nonzero(self._slots.unasked[records]))
+        self._slots.unasked[records] = 0
         expected = self._expected.pop(layer, None)
         if expected is None:
             return
@@ -316,6 +405,12 @@ def _distinct(ids: Ids) -> Ids:
     listed = flat.tolist()
     distinct = dict.fromkeys(listed)
     return flat if len(distinct) == len(listed) else np.array(list(distinct), dtype=np.int32)
+
+
+def _distinct_in_each(ids: Ids) -> int:
+    """Distinct ids in each layer of `[n, R, K]`, all layers together."""
+    ordered = np.sort(ids.reshape(len(ids), -1), axis=1)
+    return len(ids) + int(np.count_nonzero(ordered[:, 1:] != ordered[:, :-1]))
 
 
 def _runs(uses: Iterable[tuple[int, Ids]]) -> Iterator[tuple[int, Ids]]:

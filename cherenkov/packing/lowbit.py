@@ -16,7 +16,7 @@ from cherenkov.checkpoint.shards import vetted
 from cherenkov.errors import ConfigError, CorruptModel, ModelNotFound, UnsupportedModel
 from cherenkov.packing.integrity import Integrity, checksum
 from cherenkov.packing.layout import ExpertLayout
-from cherenkov.packing.store import MANIFEST, PackedStore
+from cherenkov.packing.store import EXPERTS, MANIFEST, PackedStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +33,7 @@ __all__ = [
     "command",
     "document",
     "lower_layout",
+    "misses_at",
     "open_lowbit",
 ]
 
@@ -89,12 +90,14 @@ def _half_built(store: PackedStore) -> list[int]:
     return [bits for bits in begun if not is_there(store.path / Names.of(bits).manifest)]
 
 
-def lower_layout(layout: ExpertLayout, bits: int) -> ExpertLayout:
-    """The record of the same expert in fewer bits. Raises ConfigError if there are not fewer."""
+def lower_layout(layout: ExpertLayout, bits: int, setting: str = "experts") -> ExpertLayout:
+    """The record of the same expert in fewer bits. Raises ConfigError, naming the setting, if there are not fewer."""
     if bits not in WIDTHS or layout.bits <= bits:
         fewer = " or ".join(str(width) for width in WIDTHS if width < layout.bits)
         reason = f"must be {layout.bits}, as the store's are" + (fewer and f", or {fewer}")
-        raise ConfigError("experts", bits, reason)
+        if setting != "experts":
+            reason = f"must be {fewer}" if fewer else f"the store's have {layout.bits} already"
+        raise ConfigError(setting, bits, reason)
     return ExpertLayout(layout.inter, layout.hidden, bits, layout.group)
 
 
@@ -171,9 +174,30 @@ def at_precision(store: PackedStore, bits: int | None) -> PackedStore:
         ModelError, ConfigError, DiskError: as `open_lowbit`.
         UnsupportedModel: if they lie in the Rust engine's order, which nothing here computes with.
     """
-    section = store.manifest.experts
-    if bits is None or bits == section.layout.bits:
+    if bits is None or bits == store.expert_layout.bits:
         return store
+    return _at(store, bits)
+
+
+def misses_at(store: PackedStore, bits: int | None) -> PackedStore | None:
+    """What is read of a store's experts when a layer misses them: the same in fewer bits. None is in full.
+
+    Raises:
+        ModelError, ConfigError, DiskError, UnsupportedModel: as `at_precision`.
+    """
+    if bits is None:
+        return None
+    if store.experts_path.name != EXPERTS:
+        own = store.expert_layout.bits
+        raise ConfigError(
+            "miss_experts", bits, f"not together with experts = {own}, of which all are"
+        )
+    lower_layout(store.expert_layout, bits, "miss_experts")
+    return _at(store, bits)
+
+
+def _at(store: PackedStore, bits: int) -> PackedStore:
+    section = store.manifest.experts
     low = open_lowbit(store, bits)
     if low.derivation != REFIT:
         raise UnsupportedModel(

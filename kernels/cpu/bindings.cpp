@@ -4,6 +4,7 @@
 
 #include "../io/bindings_io.h"
 #include "bandwidth.h"
+#include "bindings_flow.h"
 
 namespace cherenkov::cpu {
 
@@ -18,6 +19,7 @@ void refuse(const char* operation, const std::string& reason) {
 NB_MODULE(_native, m) {
     m.doc() = "CPU kernels. See kernels/README.md; the Python side is cherenkov.backends.native.";
     cherenkov::cpu::bind_weights(m);
+    cherenkov::cpu::bind_flow(m);
     cherenkov::cpu::bind_engine(m);
     cherenkov::io::bind_reads(m);
     cherenkov::cpu::bind_sampling(m);

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <new>
 
+#include "bindings_flow.h"
 #include "bindings_stretch.h"
 
 namespace cherenkov::cpu {
@@ -184,6 +185,16 @@ public:
         });
     }
 
+    // The ids that choose() would give; nothing else is kept.
+    void likely(const HeldResidual& read, const Matrix& gate, bool normalise, const Const<2>& wide,
+                const Array<int32_t, 2>& ids) {
+        const int rows = side(wide, 0), top_k = side(ids, 1);
+        need_injecting(read, wide, "likely");
+        need(gate.w.cols == read.w.hidden && side(ids, 0) == rows && top_k > 0 && top_k <= gate.w.rows, "likely",
+             "shapes do not fit");
+        run("likely", [&](Engine& e) { cpu::likely(e, read.w, gate.w, top_k, normalise, wide.data(), rows, ids.data()); });
+    }
+
     // Leaves the rest to expert_wave; the ids also go to `ids`.
     void choose(const HeldResidual& read, const Matrix& gate, bool normalise, const Const<2>& wide, HeldMixture& held,
                 const Array<int32_t, 2>& ids) {
@@ -223,21 +234,23 @@ public:
     // Computes a wave of experts. When it was the last that was missing, adds the sum to the residual `target` [R, S*D], or
     // after enter() leaves it in `target` [R, D]; then the answer is true.
     bool expert_wave(HeldMixture& held, const HeldShared& shared, const Record& record,
-                     const Array<const uint8_t, 2>& pool, const Ids& experts, const Ids& slots, const Out<2>& target) {
+                     const Array<const uint8_t, 2>& pool, const Ids& experts, const Ids& slots, const Out<2>& target,
+                     const Record* lower, const std::optional<Tags>& tags) {
         constexpr const char* op = "experts";
         const Busy busy(held);
         Mixture& m = held.mixture;
         const int count = side(experts, 0);
         need(!m.finished, op, "this choice has had its experts already");
-        need(m.hidden == record.hidden && m.hidden == shared.w.gate.cols && pool.shape(1) == record.stride &&
-                 side(slots, 0) == count && has_shape(target, {m.rows, m.hidden * std::max(m.streams, 1)}),
+        const Slots here = checked_slots(record, pool, lower, tags, op);
+        need(m.hidden == record.hidden && m.hidden == shared.w.gate.cols && side(slots, 0) == count && has_shape(target, {m.rows, m.hidden * std::max(m.streams, 1)}),
              op, "shapes do not fit");
         need(std::none_of(experts.data(), experts.data() + count, [](int32_t i) { return i < 0; }), op,
              "an expert's id is negative");
         for (int i = 0; i < count; i++)
-            need(slots.data()[i] >= 0 && slots.data()[i] < side(pool, 0), op, "a slot lies outside the pool");
+            need((slots.data()[i] >= 0 && slots.data()[i] < here.count) || slots.data()[i] == left_out, op,
+                 "a slot lies outside the pool");
         run(op, [&](Engine& e) {
-            cpu::expert_wave(e, record, pool.data(), {experts.data(), slots.data(), count}, shared.w, m);
+            cpu::expert_wave(e, here, {experts.data(), slots.data(), count}, shared.w, m);
             if (m.missing == 0) cpu::finish_mixture(e, m, target.data());
         });
         return m.finished;
@@ -246,15 +259,17 @@ public:
     // Runs layers [first, last) until one lacks an expert; returns how many ran whole. See ops.h.
     int stretch(HeldTrunk& trunk, int first, int last, const nb::sequence& spans, const Out<2>& wide,
                 const nb::sequence& features, const Record& record, const Array<const uint8_t, 2>& pool,
-                const Array<const int32_t, 2>& table, HeldMixture& held, const Array<int32_t, 3>& ids) {
+                const Array<const int32_t, 2>& table, HeldMixture& held, const Array<int32_t, 3>& ids,
+                const Record* lower, const std::optional<Tags>& tags, HeldFlow* flow) {
         engine("stretch");
         const Busy busy(held);
         const Reach reach = checked_reach(trunk, first, last, spans, wide, features, ids);
-        const Residency here = checked_residency(trunk, record, pool, table);
+        const Residency here = checked_residency(trunk, checked_slots(record, pool, lower, tags, "stretch"), table);
+        if (flow != nullptr) need_flow(*flow, here, "stretch");
         int done = 0;
         run("stretch", [&](Engine& e) {
-            done = trunk.stretch.run(e, trunk.layers.data(), first, last, reach.spans, wide.data(), side(wide, 0),
-                                     reach.features.data(), here, held.mixture, ids.data());
+            done = trunk.stretch.run(e, trunk.layers, first, last, reach.spans, wide.data(), side(wide, 0),
+                                     reach.features.data(), here, flow == nullptr ? nullptr : &flow->flow, held.mixture, ids.data());
         });
         return done;
     }
@@ -309,6 +324,10 @@ void bind_engine(nb::module_& m) {
     m.def("isas", &isas, "Instruction sets that this machine and build can run, fastest first.");
     nb::class_<HeldMixture>(m, "Mixture").def(nb::init<>()).def_prop_ro("bytes", [](const HeldMixture& held) {
         return held.mixture.memory.bytes();
+    }).def("weights", [](const HeldMixture& held, const Out<2>& out) {
+        const Mixture& m = held.mixture;
+        need(!held.busy && !m.finished && has_shape(out, {m.rows, m.top_k}), "experts", "this is no choice of that shape");
+        std::copy(m.weights, m.weights + out.size(), out.data());
     });
     nb::class_<HeldEngine>(m, "Engine")
         .def(nb::init<const std::string&, const std::string&, int>(), arg("isa"), arg("precision"), arg("threads"))
@@ -333,9 +352,11 @@ void bind_engine(nb::module_& m) {
         .def("choose", &HeldEngine::choose, arg(), arg(), arg(), arg().noconvert(), arg(), arg().noconvert())
         .def("enter", &HeldEngine::enter, arg().noconvert(), arg().noconvert(), arg().noconvert(), arg())
         .def("expert_wave", &HeldEngine::expert_wave, arg(), arg(), arg(), arg().noconvert(), arg().noconvert(),
-             arg().noconvert(), arg().noconvert())
+             arg().noconvert(), arg().noconvert(), arg().none() = nb::none(), arg().noconvert().none() = nb::none())
         .def("stretch", &HeldEngine::stretch, arg(), arg(), arg(), arg(), arg().noconvert(), arg(), arg(),
-             arg().noconvert(), arg().noconvert(), arg(), arg().noconvert())
+             arg().noconvert(), arg().noconvert(), arg(), arg().noconvert(), arg().none() = nb::none(),
+             arg().noconvert().none() = nb::none(), arg().none() = nb::none())
+        .def("likely", &HeldEngine::likely, arg(), arg(), arg(), arg().noconvert(), arg().noconvert())
         .def("fuse", &HeldEngine::fuse, arg(), arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
         .def("logits", &HeldEngine::logits, arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
         .def("argmax", &HeldEngine::argmax, arg(), arg().noconvert(), arg().noconvert(), arg().noconvert());

@@ -16,7 +16,7 @@ DeltaState delta_state(const DeltaNet& w, nb::handle state) {
     const auto history = state_of<Out<2>>(state, "history", op);
     const auto matrix = state_of<Out<3>>(state, "matrix", op);
     const auto pending = state_of<Out<1>>(state, "pending", op);
-    need(has_shape(history, {w.conv.taps - 1, w.conv.channels}) &&
+    need(has_shape(history, {Ring::rows(w.conv.taps - 1), w.conv.channels}) &&
              has_shape(matrix, {w.value_heads, w.key_dim, w.value_dim}) &&
              has_shape(pending, {static_cast<int>(pending_size(w))}),
          op, "a state does not have the layer's shape");
@@ -25,7 +25,7 @@ DeltaState delta_state(const DeltaNet& w, nb::handle state) {
 
 float* ple_state(const Ple& w, nb::handle state) {
     const auto history = state_of<Out<2>>(state, "history", "ple");
-    need(has_shape(history, {w.conv.taps == 1 ? 0 : times(w.conv.taps - 1, w.dilation), w.conv.channels}), "ple",
+    need(has_shape(history, {w.conv.taps == 1 ? 0 : times(w.conv.taps - 1, w.dilation) + most_back, w.conv.channels}), "ple",
          "a state does not have the layer's shape");
     return history.data();
 }
@@ -149,12 +149,22 @@ Reach checked_reach(const HeldTrunk& trunk, int first, int last, const nb::seque
     return reach;
 }
 
-Residency checked_residency(const HeldTrunk& trunk, const Record& record, const Array<const uint8_t, 2>& pool,
-                            const Array<const int32_t, 2>& table) {
-    need(record.hidden == trunk.hidden && pool.shape(1) == record.stride, op, "records are of another shape");
+Slots checked_slots(const Record& record, const Array<const uint8_t, 2>& pool, const Record* lower,
+                    const std::optional<Tags>& tags, const char* operation) {
+    need(pool.shape(1) == record.stride, operation, "slots are of another size than records");
+    const Slots slots{pool.data(), side(pool, 0), &record, lower, tags ? tags->data() : nullptr};
+    if (lower == nullptr) return slots;
+    need(lower->inter == record.inter && lower->hidden == record.hidden && lower->stride <= record.stride, operation,
+         "records of fewer bits are of another shape");
+    need(tags && side(*tags, 0) == slots.count, operation, "a tag for each slot");
+    return slots;
+}
+
+Residency checked_residency(const HeldTrunk& trunk, const Slots& slots, const Array<const int32_t, 2>& table) {
+    need(slots.record->hidden == trunk.hidden, op, "records are of another shape");
     need(table.shape(0) >= trunk.layers.size() && side(table, 1) == trunk.experts, op,
          "the slot table is of another shape");
-    return {&record, pool.data(), table.data(), trunk.experts, side(pool, 0)};
+    return {slots, table.data(), trunk.experts};
 }
 
 void bind_stretch(nb::module_& m) {

@@ -107,8 +107,10 @@ struct Reach {
 };
 Reach checked_reach(const HeldTrunk&, int first, int last, const nb::sequence& spans, const Out<2>& wide,
                     const nb::sequence& features, const Array<int32_t, 3>& ids);
-Residency checked_residency(const HeldTrunk&, const Record&, const Array<const uint8_t, 2>& pool,
-                            const Array<const int32_t, 2>& table);
+using Tags = Array<const uint8_t, 1>;
+Slots checked_slots(const Record&, const Array<const uint8_t, 2>& pool, const Record* lower, const std::optional<Tags>&,
+                    const char* operation);
+Residency checked_residency(const HeldTrunk&, const Slots&, const Array<const int32_t, 2>& table);
 
 void bind_stretch(nb::module_& m);
 

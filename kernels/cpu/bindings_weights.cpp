@@ -226,6 +226,7 @@ void bind_weights(nb::module_& m) {
           arg("eps"));
     nb::class_<HeldDelta>(m, "DeltaNet");
     m.attr("delta_chunk") = delta_chunk;
+    m.attr("most_back") = most_back;
     m.def("delta_net", &make_delta);
     nb::class_<HeldAttention>(m, "SparseAttention");
     m.def("sparse_attention", &make_attention);

@@ -11,6 +11,12 @@
 //
 // Chunks begin at multiples of `delta_chunk`, wherever a call begins, and each sum runs from the chunk's start in the
 // order of positions: one row at a time or many, the bits are the same.
+//
+// Rows may be taken back. Where that could happen (`may_go_back`), a chunk that begins with such a row is not folded into the
+// state's matrix but into a copy, head by head, which the rows behind use; their keys, values and decays go into the spare
+// slots behind the chunk's own. Where the next call begins tells what became of them: beyond the chunk, and the fold is
+// made up for and they move to their slots; not beyond it, and nothing has happened. The history of the convolution is a
+// ring by position, so going back takes nothing there.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -31,7 +37,7 @@ Taps::Taps(const float* by_channel, int channel_count, int tap_count)
 namespace {
 
 constexpr float unit_eps = 1e-6F;  // the model's own, whatever the config says of its norms
-constexpr size_t chunk = delta_chunk;
+constexpr size_t chunk = delta_chunk, kept = delta_kept;
 
 struct Sizes {
     size_t dk, dv, key_heads, heads, channels;
@@ -41,10 +47,24 @@ struct Sizes {
           channels(2 * key_heads * dk + heads * dv) {}
     size_t key_head(size_t head) const { return head / (heads / key_heads); }
     // Parts of a state's pending numbers.
-    float* keys(float* pending, size_t key_head) const { return pending + key_head * chunk * dk; }
-    float* values(float* pending, size_t head) const { return keys(pending, key_heads) + head * chunk * dv; }
-    float* decays(float* pending, size_t head) const { return values(pending, heads) + head * chunk; }
+    float* keys(float* pending, size_t key_head) const { return pending + key_head * kept * dk; }
+    float* values(float* pending, size_t head) const { return keys(pending, key_heads) + head * kept * dv; }
+    float* decays(float* pending, size_t head) const { return values(pending, heads) + head * kept; }
 };
+
+// How many slots of the running chunk lie behind those of a chunk that still is to be folded. A decay is never negative:
+// that marks the first spare slot as empty.
+int spilled(const Sizes& n, int position, float* pending) {
+    const int slots = position % delta_chunk;
+    const bool due = position > delta_chunk && slots >= 1 && slots <= most_back && !(n.decays(pending, 0)[chunk] < 0);
+    return due ? slots : 0;
+}
+
+// Whether a row of a call may turn out not to belong to the sequence; the first always does.
+template <typename State>
+bool may_go_back(const Span<State>& span, int row) {
+    return row > 0 && span.stop - span.start <= most_back + 1;
+}
 
 // Rows [row, row + count) of a span lie in slots [first, first + count) of a chunk.
 struct Part {
@@ -93,12 +113,12 @@ private:
 
     void fetch_taps(const Span<DeltaState>& span, int first, int last) const;
     void convolve(const Span<DeltaState>& span, int first, int last) const;
-    void find_dots(const Span<DeltaState>& span, size_t key_head) const;
-    void run_head(const Span<DeltaState>& span, size_t head, float* scratch) const;
+    void find_dots(const Span<DeltaState>& span, int spilled, size_t key_head) const;
+    void run_head(const Span<DeltaState>& span, int spilled, size_t head, float* scratch) const;
     void run_row(size_t head, size_t row, size_t slot, float* values, float* decays, float* shares, float* recalled) const;
     void expect_heads(const std::vector<Span<DeltaState>>& spans) const;
-    void keep_keys(const Span<DeltaState>& span) const;
-    size_t head_scratch() const { return (chunk * n_.dk + 2 * chunk * n_.dv + 2 * chunk + 15) / 16 * 16; }
+    void keep_keys(const Span<DeltaState>& span, int spilled) const;
+    size_t head_scratch() const { return (chunk * n_.dk + 2 * chunk * n_.dv + 2 * chunk + n_.dk * n_.dv + 15) / 16 * 16; }
 
     Engine& e_;
     const DeltaNet& w_;
@@ -115,43 +135,41 @@ private:
 
 // Asks memory for what the convolution of these channels reads beside its input.
 void Rows::fetch_taps(const Span<DeltaState>& span, int first, int last) const {
-    for (int t = 0; t < w_.conv.taps; t++)
+    const Ring ring(span.state.history, w_.conv.taps - 1, n_.channels);
+    for (int t = 0; t < w_.conv.taps; t++) {
+        const float* weights = w_.conv.weights.data() + static_cast<size_t>(t) * n_.channels;
+        const float* earlier = t + 1 < w_.conv.taps ? ring.slot(span.position + t + 1 - w_.conv.taps) : weights;
         for (int c = first; c < last; c += 16) {
-            const size_t at = static_cast<size_t>(t) * n_.channels + static_cast<size_t>(c);
-            __builtin_prefetch(w_.conv.weights.data() + at);
-            if (t + 1 < w_.conv.taps) __builtin_prefetch(span.state.history + at, 1);
+            __builtin_prefetch(weights + c);
+            __builtin_prefetch(earlier + c);
         }
+    }
 }
 
 // Causal convolution and silu of channels [first, last) of a sequence's rows; its history of them moves on.
 void Rows::convolve(const Span<DeltaState>& span, int first, int last) const {
-    const int past = w_.conv.taps - 1, rows = span.stop - span.start, n = last - first;
-    float* history = span.state.history + first;
-    const float* now = channels_ + static_cast<size_t>(span.start) * n_.channels + first;
-    // Row i of history and present joined.
-    const auto joined = [&](int i) {
-        return i < past ? history + static_cast<size_t>(i) * n_.channels : now + static_cast<size_t>(i - past) * n_.channels;
-    };
+    const int rows = span.stop - span.start, n = last - first;
+    const Ring ring(span.state.history, w_.conv.taps - 1, n_.channels);
+    const float* now = channels_ + static_cast<size_t>(span.start) * n_.channels;
     const float* inputs[max_taps];
     for (int r = 0; r < rows; r++) {
-        for (int t = 0; t <= past; t++) inputs[t] = joined(r + t);
+        for (int t = 0; t < w_.conv.taps; t++) inputs[t] = ring.at(span.position, r + t + 1 - w_.conv.taps, now) + first;
         float* out = convolved_ + static_cast<size_t>(span.start + r) * n_.channels + first;
         e_.k.convolve(inputs, w_.conv.weights.data() + first, n_.channels, w_.conv.taps, n, out);
         e_.k.silu(out, 1.0F, n);
     }
-    for (int i = 0; i < past; i++)  // upwards: what is read lies after what is written
-        std::memmove(history + static_cast<size_t>(i) * n_.channels, joined(i + rows), static_cast<size_t>(n) * 4);
+    ring.keep(span.position, rows, now, first, n);
 }
 
 // Normalises a head's keys and queries, and finds their dot products with the keys of their chunk.
-void Rows::find_dots(const Span<DeltaState>& span, size_t key_head) const {
+void Rows::find_dots(const Span<DeltaState>& span, int spilled, size_t key_head) const {
     const float query_scale = 1.0F / std::sqrt(static_cast<float>(w_.key_dim));
     for (auto row = static_cast<size_t>(span.start); row < static_cast<size_t>(span.stop); row++) {
         const float* query = convolved_ + row * n_.channels + key_head * n_.dk;
         e_.k.unit(query + n_.key_heads * n_.dk, w_.key_dim, unit_eps, 1.0F, pair(key_head, row));
         e_.k.unit(query, w_.key_dim, unit_eps, query_scale, pair(key_head, row) + n_.dk);
     }
-    const float* earlier = n_.keys(span.state.pending, key_head);
+    const float* earlier = n_.keys(span.state.pending, key_head) + (spilled > 0 ? chunk * n_.dk : 0);
     each_chunk(span, [&](Part part) {
         const auto begin = static_cast<size_t>(span.start + part.row);
         for (int i = 0; i < part.count; i++) {
@@ -166,25 +184,40 @@ void Rows::find_dots(const Span<DeltaState>& span, size_t key_head) const {
 }
 
 // One value head over a sequence's rows.
-void Rows::run_head(const Span<DeltaState>& span, size_t head, float* scratch) const {
+void Rows::run_head(const Span<DeltaState>& span, int spilled, size_t head, float* scratch) const {
     const size_t key_head = n_.key_head(head);
     float* matrix = span.state.matrix + head * n_.dk * n_.dv;
     float *values = n_.values(span.state.pending, head), *decays = n_.decays(span.state.pending, head);
-    const float* earlier = n_.keys(span.state.pending, key_head);
+    const float *before = n_.keys(span.state.pending, key_head), *earlier = before + (spilled > 0 ? chunk * n_.dk : 0);
     float *faded = scratch, *recalled = faded + chunk * n_.dk, *shares = recalled + 2 * chunk * n_.dv;
+    float* copy = shares + 2 * chunk;
+    if (spilled > 0) {
+        fold(e_.k, n_, delta_chunk, [&](int slot) { return before + static_cast<size_t>(slot) * n_.dk; }, values, decays,
+             faded, matrix);
+        std::memcpy(values, values + chunk * n_.dv, static_cast<size_t>(spilled) * n_.dv * sizeof(float));
+        std::memcpy(decays, decays + chunk, static_cast<size_t>(spilled) * sizeof(float));
+        decays[chunk] = -1;
+    }
     each_chunk(span, [&](Part part) {
         const auto begin = static_cast<size_t>(span.start + part.row);
-        if (part.first == 0 && span.position + part.row != 0)
+        if (part.first == 0 && span.position + part.row != 0) {
+            const bool spare = may_go_back(span, part.row);
+            if (spare) {
+                std::memcpy(copy, matrix, n_.dk * n_.dv * sizeof(float));
+                matrix = copy;
+            } else decays[chunk] = -1;
             fold(e_.k, n_, delta_chunk, [&](int slot) -> const float* {
                 const int row = part.row - delta_chunk + slot;  // before the span's first: an earlier call's
                 return row < 0 ? earlier + static_cast<size_t>(slot) * n_.dk
                                : pair(key_head, static_cast<size_t>(span.start + row));
             }, values, decays, faded, matrix);
+            if (spare) values += chunk * n_.dv, decays += chunk;
+        }
         const auto count = static_cast<size_t>(part.count);
         std::memset(recalled, 0, count * 2 * n_.dv * sizeof(float));
         const bool done = part.row + part.count == span.stop - span.start;  // what comes next is the next head
         e_.k.add_product(recalled, 2 * part.count, 1.0F, {pair(key_head, begin), n_.dk, 1}, matrix, w_.key_dim,
-                         w_.value_dim, done ? matrix + n_.dk * n_.dv : matrix);
+                         w_.value_dim, done && matrix != copy ? matrix + n_.dk * n_.dv : matrix);
         for (size_t i = 0; i < count; i++)
             run_row(head, begin + i, static_cast<size_t>(part.first) + i, values, decays, shares,
                     recalled + i * 2 * n_.dv);
@@ -220,14 +253,20 @@ void Rows::run_row(size_t head, size_t row, size_t slot, float* values, float* d
     else e_.k.times_silu(y, gate, w_.value_dim);
 }
 
-// Keys of the rows in the last chunk, for the next call. Only now: until here heads may still fold those before them.
-void Rows::keep_keys(const Span<DeltaState>& span) const {
-    Part last{};
-    each_chunk(span, [&](Part part) { last = part; });
-    for (size_t h = 0; h < n_.key_heads; h++)
-        for (int i = 0; i < last.count; i++)
-            std::memcpy(n_.keys(span.state.pending, h) + static_cast<size_t>(last.first + i) * n_.dk,
-                        pair(h, static_cast<size_t>(span.start + last.row + i)), n_.dk * sizeof(float));
+// Keys of the rows that the next call may need. Only now: until here heads may still fold those before them.
+void Rows::keep_keys(const Span<DeltaState>& span, int spilled) const {
+    const bool whole = !may_go_back(span, span.stop - span.start - 1);  // only the last chunk counts
+    for (size_t h = 0; h < n_.key_heads; h++) {
+        float* keys = n_.keys(span.state.pending, h);
+        std::memcpy(keys, keys + chunk * n_.dk, static_cast<size_t>(spilled) * n_.dk * sizeof(float));
+        each_chunk(span, [&](Part part) {
+            if (whole && part.row + part.count != span.stop - span.start) return;
+            const size_t first = static_cast<size_t>(part.first) + (part.first == 0 && may_go_back(span, part.row) ? chunk : 0);
+            for (int i = 0; i < part.count; i++)
+                std::memcpy(keys + (first + static_cast<size_t>(i)) * n_.dk,
+                            pair(h, static_cast<size_t>(span.start + part.row + i)), n_.dk * sizeof(float));
+        });
+    }
 }
 
 // What comes after the projections: the recurrent matrices, then the output's.
@@ -258,10 +297,12 @@ void Rows::run(const float* x, const std::vector<Span<DeltaState>>& spans, float
         for (const auto& span : spans) fetch_taps(span, f.first, f.last);
     });
 
+    int* spills = e_.scratch.take<int>(spans.size());
+    for (size_t i = 0; i < spans.size(); i++) spills[i] = spilled(n_, spans[i].position, spans[i].state.pending);
     const Task keys{w_.key_heads, rows_ * n_.dk * chunk / 2, 0};  // for a row, mostly not worth a hand-over
     in_pieces(e_, &keys, 1, [&](int, int first, int last, int) {
         for (int head = first; head < last; head++)
-            for (const auto& span : spans) find_dots(span, static_cast<size_t>(head));
+            for (size_t i = 0; i < spans.size(); i++) find_dots(spans[i], spills[i], static_cast<size_t>(head));
     });
 
     const size_t each = head_scratch();
@@ -270,10 +311,10 @@ void Rows::run(const float* x, const std::vector<Span<DeltaState>>& spans, float
     const Task heads{w_.value_heads, rows_ * n_.dk * n_.dv * 2, 0};
     in_pieces(e_, &heads, 1, [&](int, int first, int last, int thread) {
         for (int head = first; head < last; head++)
-            for (const auto& span : spans)
-                run_head(span, static_cast<size_t>(head), scratch + each * static_cast<size_t>(thread));
+            for (size_t i = 0; i < spans.size(); i++)
+                run_head(spans[i], spills[i], static_cast<size_t>(head), scratch + each * static_cast<size_t>(thread));
     });
-    for (const auto& span : spans) keep_keys(span);
+    for (size_t i = 0; i < spans.size(); i++) keep_keys(spans[i], spills[i]);
 
     Inputs mixed(e_, mixed_, width, rows, static_cast<int>(width));
     const Product output{&w_.out, &mixed, out, hidden};
@@ -285,7 +326,7 @@ void Rows::run(const float* x, const std::vector<Span<DeltaState>>& spans, float
 
 int64_t pending_size(const DeltaNet& w) {
     const int64_t each = static_cast<int64_t>(w.key_heads) * w.key_dim + static_cast<int64_t>(w.value_heads) * (w.value_dim + 1);
-    return each <= std::numeric_limits<int>::max() / delta_chunk ? each * delta_chunk : -1;
+    return each <= std::numeric_limits<int>::max() / delta_kept ? each * delta_kept : -1;
 }
 
 void delta_net(Engine& e, const DeltaNet& w, const float* x, int rows, const std::vector<Span<DeltaState>>& spans,
@@ -296,12 +337,18 @@ void delta_net(Engine& e, const DeltaNet& w, const float* x, int rows, const std
 void settle(Engine& e, const DeltaNet& w, int position, float* pending, float* matrix) {
     if (position == 0) return;
     const Sizes n(w);
-    const int slots = (position - 1) % delta_chunk + 1;
+    const int spill = spilled(n, position, pending);
     float* faded = e.scratch.take(chunk * n.dk);
     for (size_t head = 0; head < n.heads; head++) {
         const float* keys = n.keys(pending, n.key_head(head));
-        fold(e.k, n, slots, [&](int slot) { return keys + static_cast<size_t>(slot) * n.dk; }, n.values(pending, head),
-             n.decays(pending, head), faded, matrix + head * n.dk * n.dv);
+        const float *values = n.values(pending, head), *decays = n.decays(pending, head);
+        float* into = matrix + head * n.dk * n.dv;
+        const auto fold_from = [&](size_t first, int slots) {
+            fold(e.k, n, slots, [&](int slot) { return keys + (first + static_cast<size_t>(slot)) * n.dk; },
+                 values + first * n.dv, decays + first, faded, into);
+        };
+        if (spill > 0) fold_from(0, delta_chunk), fold_from(chunk, spill);
+        else fold_from(0, (position - 1) % delta_chunk + 1);
     }
 }
 

@@ -106,6 +106,18 @@ Sorted sort_pairs(Engine& e, const Wave& wave, const Mixture& m) {
     return sorted;
 }
 
+// Pairs of experts that are left out of the sum have nothing to add to it. Returns how many.
+int leave_out(const Wave& wave, const Sorted& sorted, Mixture& m) {
+    const auto width = static_cast<size_t>(m.hidden);
+    int count = 0;
+    for (int i = 0; i < wave.count; i++) {
+        if (wave.slots[i] >= 0) continue;
+        for (int n = sorted.begins[i]; n < sorted.begins[i + 1]; n++, count++)
+            std::fill_n(m.each + static_cast<size_t>(sorted.order[n]) * width, width, 0.0F);
+    }
+    return count;
+}
+
 }  // namespace
 
 void route(Engine& e, const Weights& gate, int top_k, bool normalise, const float* x, int rows, int32_t* ids,
@@ -167,23 +179,32 @@ void choose(Engine& e, const GatedResidual& read, const Weights& gate, bool norm
     route(e, gate, m.top_k, normalise, m.x, m.rows, m.ids, m.weights);
 }
 
-void expert_wave(Engine& e, const Record& record, const uint8_t* pool, const Wave& wave, const SharedExpert& shared,
-                 Mixture& m) {
+void likely(Engine& e, const GatedResidual& read, const Weights& gate, int top_k, bool normalise, const float* wide, int rows,
+            int32_t* ids) {
+    const auto r = static_cast<size_t>(rows);
+    float* block = e.scratch.take(r * static_cast<size_t>(read.hidden));
+    float* gain = e.scratch.take(r * static_cast<size_t>(read.streams));
+    float* weights = e.scratch.take(r * static_cast<size_t>(top_k));
+    read_residual(e, read, wide, rows, block, gain);
+    route(e, gate, top_k, normalise, block, rows, ids, weights);
+}
+
+void expert_wave(Engine& e, const Slots& pool, const Wave& wave, const SharedExpert& shared, Mixture& m) {
     const auto hidden = static_cast<size_t>(m.hidden);
     const bool first_wave = !m.begun;
     Inputs in(e, m.x, hidden, m.rows, m.hidden);
     const Sorted sorted = sort_pairs(e, wave, m);
     const int pairs = sorted.begins[wave.count];
-    Activations routed(e, pairs, record.inter);
+    Activations routed(e, pairs - leave_out(wave, sorted, m), pool.record->inter);
     Activations for_shared(e, first_wave ? m.rows : 0, shared.gate.rows);
     Job* jobs = e.scratch.take<Job>(static_cast<size_t>(wave.count + 1));
-    int count = 0;
+    int count = 0, begun = 0;
     for (int i = 0; i < wave.count; i++) {
-        const int first = sorted.begins[i], last = sorted.begins[i + 1];
-        if (first == last) continue;
-        const uint8_t* slot = pool + static_cast<size_t>(wave.slots[i]) * record.stride;
+        const int first = sorted.begins[i], last = sorted.begins[i + 1], slot = wave.slots[i];
+        if (first == last || slot < 0) continue;
         Job& job = jobs[count++];
-        job = make_job(e, record.matrix(slot, 0), record.matrix(slot, 1), record.matrix(slot, 2), routed, first, last - first);
+        job = make_job(e, pool.matrix(slot, 0), pool.matrix(slot, 1), pool.matrix(slot, 2), routed, begun, last - first);
+        begun += last - first;
         in.prepare(job.gate);  // up has the same form
         for (int n = first; n < last; n++)
             add_pair(job, in, sorted.order[n] / m.top_k, m.each + static_cast<size_t>(sorted.order[n]) * hidden);

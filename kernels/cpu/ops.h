@@ -3,6 +3,8 @@
 //
 // Letters: R rows, D hidden, S streams, V vocabulary, E experts, K chosen experts, H heads.
 #pragma once
+#include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "engine.h"
@@ -44,13 +46,42 @@ void read_residual(Engine&, const GatedResidual&, const float* wide, int rows, f
 // wide += gain x block, in place.
 void inject(Engine&, float* wide, const float* block, const float* gain, int rows, int streams, int hidden);
 
+// Rows can be taken back: a call of at most most_back + 1 rows leaves a state that the next call may go on with at any
+// position from the call's second row on, as if the rows from there had not been. Only the position tells.
+constexpr int most_back = 3;
+
+// The inputs of a causal convolution that lie behind, a row of `width` in slot position % rows. Rows before the first
+// position are zero: no position that is at hand together with them uses their slots.
+struct Ring {
+    float* memory;  // [rows(past), width]
+    int past;       // positions that a convolution looks back
+    size_t width;
+    Ring(float* memory_, int past_, size_t width_) : memory(memory_), past(past_), width(width_) {}
+    static int rows(int past) { return past == 0 ? 0 : past + most_back; }
+    float* slot(int position) const {
+        const int n = rows(past);
+        return memory + static_cast<size_t>(position < 0 ? position + n : position % n) * width;
+    }
+    // Row `row` of a call that begins at `position`, of those in `now` or, if it is negative, of those behind.
+    const float* at(int position, int row, const float* now) const {
+        return row < 0 ? slot(position + row) : now + static_cast<size_t>(row) * width;
+    }
+    // Keeps columns [first, first + n) of a call's last rows.
+    void keep(int position, int count, const float* now, int first, int n) const {
+        for (int r = std::max(0, count - rows(past)); r < count; r++)
+            std::memcpy(slot(position + r) + first, now + static_cast<size_t>(r) * width + first, static_cast<size_t>(n) * 4);
+    }
+};
+
 constexpr int delta_chunk = 16;  // positions between two folds of a state's matrix
+constexpr int delta_kept = delta_chunk + most_back;
 
 // The matrix is that of the last fold, which the first position of a chunk brings: until then it is as of the chunk
-// before. What the positions since did lies in `pending`: normalised keys [Hk, chunk, dk], changes of values
-// [Hv, chunk, dv] and decays [Hv, chunk], each position in slot position % chunk.
+// before. What the positions since did lies in `pending`: normalised keys [Hk, kept, dk], changes of values
+// [Hv, kept, dv] and decays [Hv, kept], each position in slot position % chunk, or behind the chunk's while the chunk
+// before is not folded yet.
 struct DeltaState {
-    float* history;  // [taps - 1, C]
+    float* history;  // a Ring of C columns, [taps - 1 + most_back, C]
     float* matrix;   // [Hv, dk, dv]
     float* pending;  // [pending_size()]
 };
@@ -101,7 +132,7 @@ struct Ple {
     int dilation, streams, hidden;
     float eps;
 };
-// wide += gated n-gram features, in place; the state is the history [(taps - 1) * dilation, S*D].
+// wide += gated n-gram features, in place; the state is a Ring, [(taps - 1) * dilation + most_back, S*D].
 void ple(Engine&, const Ple&, float* wide, const float* features, int rows, const std::vector<Span<float*>>&);
 
 // x [R, D] -> ids [R, K] by falling score, ties to the lower id; weights [R, K].
@@ -118,6 +149,19 @@ struct Record {
     size_t codes[3], scales[3], biases[3];  // of gate, up, down
     Weights matrix(const uint8_t* slot, int which) const;
 };
+// Slots of `record.stride` bytes each. Which of the two layouts the record in a slot has, its tag says: 0 for the first.
+struct Slots {
+    const uint8_t* memory;
+    int count;
+    const Record* record;
+    const Record* lower = nullptr;  // the same expert in fewer bits; without it, there are no tags
+    const uint8_t* tags = nullptr;  // [count]
+    Weights matrix(int slot, int which) const {
+        const Record& layout = lower != nullptr && tags[slot] != 0 ? *lower : *record;
+        return layout.matrix(memory + static_cast<size_t>(slot) * record->stride, which);
+    }
+};
+constexpr int left_out = -2;  // instead of a slot: this expert counts as nothing
 // Experts that are in memory now: experts[i] in slot slots[i].
 struct Wave {
     const int32_t* experts;
@@ -145,8 +189,11 @@ struct Mixture {
 };
 // read_residual, then route.
 void choose(Engine&, const GatedResidual&, const Weights& gate, bool normalise, const float* wide, Mixture&);
+// The ids that choose() would give. For guessing a later layer's.
+void likely(Engine&, const GatedResidual&, const Weights& gate, int top_k, bool normalise, const float* wide, int rows,
+            int32_t* ids);
 // Outputs of one wave's experts for the rows routed to them. Two regions, which the first wave shares with the shared expert.
-void expert_wave(Engine&, const Record&, const uint8_t* pool, const Wave&, const SharedExpert&, Mixture&);
+void expert_wave(Engine&, const Slots&, const Wave&, const SharedExpert&, Mixture&);
 // Once none is missing: the sum over ranks, in their order, and the shared expert. wide += gain x sum, or without
 // streams, out = sum.
 void finish_mixture(Engine&, Mixture&, float* wide_or_out);
@@ -172,21 +219,21 @@ struct Memory {
     };
     std::vector<Of> layers;
 };
-// Which experts are in memory: table[layer * experts + expert] is the slot, of `slots` many; another number means none.
+// Which experts are in memory: table[layer * experts + expert] is the slot, or a number that is none.
 struct Residency {
-    const Record* record;
-    const uint8_t* pool;
+    Slots slots;
     const int32_t* table;
-    int experts, slots;
+    int experts;
 };
-// Layers [first, last) until one lacks an expert. Keeps its lists from call to call.
+class Flow;
+// Layers [first, last) until one lacks an expert, or with a flow, until it cannot go on. Keeps its lists from call to call.
 class Stretch {
 public:
     // wide [R, S*D] in place; features[i] of layer i, null if it has none; ids [last - first, R, K].
     // Returns how many layers ran whole. If that is not all of them, the next one ran as well, up to its experts: its
     // choice is in `m`, and its ids follow the others'.
-    int run(Engine&, const Layer* layers, int first, int last, const std::vector<Span<const Memory*>>&, float* wide,
-            int rows, const float* const* features, const Residency&, Mixture& m, int32_t* ids);
+    int run(Engine&, const std::vector<Layer>&, int first, int last, const std::vector<Span<const Memory*>>&, float* wide,
+            int rows, const float* const* features, const Residency&, Flow*, Mixture& m, int32_t* ids);
 
 private:
     void mix(Engine&, const Layer&, int index, const std::vector<Span<const Memory*>>&, float* wide, int rows,

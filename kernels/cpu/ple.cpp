@@ -34,23 +34,19 @@ void gate_stream(Engine& e, const Ple& w, const Work& work, const float* wide, s
 void convolve_columns(Engine& e, const Ple& w, const Work& work, const Span<float*>& span, int first, int last,
                       float* wide, float* scratch) {
     const auto width = static_cast<size_t>(w.conv.channels);
-    const int past = (w.conv.taps - 1) * w.dilation, rows = span.stop - span.start, n = last - first;
-    float* history = span.state + first;
-    const float* now = work.query + static_cast<size_t>(span.start) * width + first;
-    const auto joined = [&](int i) {
-        return i < past ? history + static_cast<size_t>(i) * width : now + static_cast<size_t>(i - past) * width;
-    };
+    const int rows = span.stop - span.start, n = last - first, past = (w.conv.taps - 1) * w.dilation;
+    const Ring ring(span.state, past, width);
+    const float* now = work.query + static_cast<size_t>(span.start) * width;
     const float* inputs[max_taps];
     for (int r = 0; r < rows; r++) {
         const size_t at = static_cast<size_t>(span.start + r) * width + static_cast<size_t>(first);
-        for (int t = 0; t < w.conv.taps; t++) inputs[t] = joined(r + t * w.dilation);
+        for (int t = 0; t < w.conv.taps; t++) inputs[t] = ring.at(span.position, r + t * w.dilation - past, now) + first;
         e.k.convolve(inputs, w.conv.weights.data() + first, width, w.conv.taps, n, scratch);
         e.k.silu(scratch, 1.0F, n);
         e.k.add(scratch, work.key + at, n);
         e.k.add(wide + at, scratch, n);
     }
-    for (int i = 0; i < past; i++)  // upwards: what is read lies after what is written
-        std::memmove(history + static_cast<size_t>(i) * width, joined(i + rows), static_cast<size_t>(n) * 4);
+    ring.keep(span.position, rows, now, first, n);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Whole layers, one after the other, for as long as the experts they choose are in memory.
 #include <algorithm>
 
-#include "ops.h"
+#include "flow.h"
 
 namespace cherenkov::cpu {
 
@@ -14,6 +14,12 @@ const std::vector<Span<State>>& parts(const std::vector<Span<const Memory*>>& sp
     for (const auto& s : spans) list.push_back({s.start, s.stop, s.position, part(*s.state)});
     return list;
 }
+
+// What comes later is known within a stretch only; after it, the layers may be gone.
+struct Forget {
+    Engine& e;
+    ~Forget() { e.later = {}; }
+};
 
 }  // namespace
 
@@ -33,10 +39,12 @@ void Stretch::mix(Engine& e, const Layer& layer, int index, const std::vector<Sp
                  parts(spans, attention_, [&](const Memory& m) { return m.layers[i].attention; }));
 }
 
-int Stretch::run(Engine& e, const Layer* layers, int first, int last, const std::vector<Span<const Memory*>>& spans,
-                 float* wide, int rows, const float* const* features, const Residency& here, Mixture& m, int32_t* ids) {
+int Stretch::run(Engine& e, const std::vector<Layer>& layers, int first, int last,
+                 const std::vector<Span<const Memory*>>& spans, float* wide, int rows, const float* const* features,
+                 const Residency& here, Flow* flow, Mixture& m, int32_t* ids) {
+    const Forget forget{e};
     for (int index = first; index < last; index++) {
-        const Layer& layer = layers[index];
+        const Layer& layer = layers[static_cast<size_t>(index)];
         e.later = {&layer.moe_read->down, &layer.moe_read->inject};
         mix(e, layer, index, spans, wide, rows, features[index]);
         e.scratch.reset();
@@ -46,19 +54,25 @@ int Stretch::run(Engine& e, const Layer* layers, int first, int last, const std:
         m.finished = false;
         const size_t pairs = static_cast<size_t>(rows) * static_cast<size_t>(layer.top_k);
         std::copy(m.ids, m.ids + pairs, ids);
+        if (index + 1 < last) {
+            const GatedResidual& next = *layers[static_cast<size_t>(index) + 1].mixer_read;
+            e.later = {&next.down, &next.inject};
+        }
+        if (flow != nullptr) {
+            if (!flow->layer(e, layers, index, here.slots, wide, rows, m)) return index - first;
+            ids += pairs;
+            continue;
+        }
         const int32_t* slot_of = here.table + static_cast<size_t>(index) * static_cast<size_t>(here.experts);
         slots_.resize(pairs);
         std::transform(m.ids, m.ids + pairs, slots_.begin(), [&](int32_t id) { return slot_of[id]; });
-        const auto absent = [&](int32_t slot) { return slot < 0 || slot >= here.slots; };
-        e.later = {};
+        const auto absent = [&](int32_t slot) { return slot < 0 || slot >= here.slots.count; };
         if (std::any_of(slots_.begin(), slots_.end(), absent)) return index - first;
         e.scratch.reset();
-        if (index + 1 < last) e.later = {&layers[index + 1].mixer_read->down, &layers[index + 1].mixer_read->inject};
-        expert_wave(e, *here.record, here.pool, {m.ids, slots_.data(), static_cast<int>(pairs)}, *layer.shared, m);
+        expert_wave(e, here.slots, {m.ids, slots_.data(), static_cast<int>(pairs)}, *layer.shared, m);
         finish_mixture(e, m, wide);
         ids += pairs;
     }
-    e.later = {};
     return last - first;
 }
 

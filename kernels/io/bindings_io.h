@@ -8,6 +8,10 @@ namespace nb = nanobind;
 
 namespace cherenkov::io {
 
+class ReadQueue;
+
 void bind_reads(nb::module_& m);
+// Of a `Reads` object, which keeps it alive.
+ReadQueue& queue_of(nb::handle reads);
 
 }  // namespace cherenkov::io

@@ -13,13 +13,14 @@ bool contains(const std::vector<int>& slots, int slot) { return std::find(slots.
 
 }  // namespace
 
-ReadQueue::ReadQueue(RecordFile& file, uint8_t* memory, int threads) : file_(file), memory_(memory), threads_(threads) {}
+ReadQueue::ReadQueue(RecordFile& file, uint8_t* memory, int threads, RecordFile* lower)
+    : file_(file), lower_(lower), memory_(memory), threads_(threads) {}
 
-void ReadQueue::submit(const std::vector<int64_t>& records, const std::vector<int>& slots, bool required) {
+void ReadQueue::submit(const std::vector<int64_t>& records, const std::vector<int>& slots, bool required, bool lower) {
     const std::lock_guard lock(mutex_);
     if (workers_.empty()) start();
     auto& queue = required ? required_ : predicted_;
-    for (size_t i = 0; i < records.size(); i++) queue.push_back({records[i], slots[i]});
+    for (size_t i = 0; i < records.size(); i++) queue.push_back({records[i], slots[i], lower});
     for (int i = std::min(idle_, static_cast<int>(records.size())); i > 0; i--) wanted_.notify_one();
 }
 
@@ -97,7 +98,8 @@ void ReadQueue::work() {
         reading_++;
         lock.unlock();
         const auto begun = std::chrono::steady_clock::now();
-        const int status = file_.read(read.record, memory_ + static_cast<size_t>(read.slot) * file_.stride());
+        RecordFile& file = read.lower ? *lower_ : file_;
+        const int status = file.read(read.record, memory_ + static_cast<size_t>(read.slot) * file_.stride());
         const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
         lock.lock();
         reading_--;

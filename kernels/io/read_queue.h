@@ -22,14 +22,15 @@ struct Landed {
 
 class ReadQueue {
 public:
-    // `memory` is slots of the file's stride, one after the other, and outlives the queue, as does the file.
-    ReadQueue(RecordFile& file, uint8_t* memory, int threads);
+    // `memory` is slots of the file's stride, one after the other, and outlives the queue, as do the files. `lower`, or
+    // null, has the same records in fewer bits: they fit in the same slots.
+    ReadQueue(RecordFile& file, uint8_t* memory, int threads, RecordFile* lower = nullptr);
     ~ReadQueue() { close(); }
     ReadQueue(const ReadQueue&) = delete;
     ReadQueue& operator=(const ReadQueue&) = delete;
 
     // Threads start with the first read.
-    void submit(const std::vector<int64_t>& records, const std::vector<int>& slots, bool required);
+    void submit(const std::vector<int64_t>& records, const std::vector<int>& slots, bool required, bool lower = false);
 
     // What is waiting among these becomes required.
     void promote(const std::vector<int>& slots);
@@ -50,6 +51,7 @@ private:
     struct Read {
         int64_t record;
         int slot;
+        bool lower;
     };
 
     void start();
@@ -57,6 +59,7 @@ private:
     bool take(Read& read);
 
     RecordFile& file_;
+    RecordFile* const lower_;
     uint8_t* const memory_;
     const int threads_;
     std::mutex mutex_;  // guards all below

@@ -15,7 +15,6 @@ from cherenkov.backends.base import (
     GatedResidual,
     Head,
     Ple,
-    PleState,
     Router,
     SharedExpert,
     SparseAttention,
@@ -224,7 +223,7 @@ class Layers:
         )
 
     def ple_state(self, taps=4, dilation=3):
-        return PleState(self.ops.zeros(((taps - 1) * dilation, self.g.streams * self.g.hidden)))
+        return self.ops.ple_state((taps - 1) * dilation, self.g.streams * self.g.hidden)
 
     def router(self, *, normalise=True, bits=BF16):
         gate = self.matrix(self.g.experts, self.g.hidden, bits=bits)

@@ -61,7 +61,8 @@ class Sequence:
     def memory(self):
         delta, attention, ple = self.states
         matrix = self.ops.settled(self.delta, delta, ROWS)
-        return [delta.history, matrix, attention.keys, attention.block_keys, ple.history]
+        behind = [self.ops.behind(each, ROWS) for each in (delta, ple)]
+        return [*behind, matrix, attention.keys, attention.block_keys]
 
 
 @pytest.mark.parametrize("geometry", [SMALL, WIDE], ids=["small", "wide"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cherenkov.backends import native
+from cherenkov.backends import pages
 from cherenkov.backends.base import Embedding, Options, Routes, Span
 from cherenkov.backends.native import Native, instruction_sets
 from cherenkov.checkpoint.affine import HostMatrix
@@ -326,6 +326,6 @@ def test_a_system_without_huge_pages_still_has_pools(monkeypatch):
         def madvise(self, *_):
             raise OSError(errno.EINVAL, "Invalid argument")
 
-    monkeypatch.setattr(native.mmap, "mmap", Memory)
+    monkeypatch.setattr(pages.mmap, "mmap", Memory)
     layout = ExpertLayout(64, 128)
     assert start("").pool(layout, 3).memory.shape == (3, layout.stride_bytes)

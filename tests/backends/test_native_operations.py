@@ -89,7 +89,7 @@ def test_delta_net(pair):
         expected = REFERENCE.delta_net(theirs, rows, reference)
         pair.close(pair.ops.delta_net(ours, rows, mine), expected)
     for (mine, reference), position in zip(states, (6, 7), strict=True):
-        pair.close(mine.history, reference.history)
+        pair.close(pair.ops.behind(mine, position), reference.history)
         pair.close(pair.ops.settled(ours, mine, position), reference.matrix)
 
 
@@ -122,12 +122,14 @@ def test_sparse_attention(pair, biased):
 def test_features(pair):
     ours, theirs = pair.both(Layers.ple)
     states = pair.both(Layers.ple_state)
+    position = 0
     for count in (1, 14, 3):
         wide, features = pair.rows(count), pair.rows(count, width=pair.g.features)
-        expected = REFERENCE.ple(theirs, wide, features, [Span(0, count, 0, states[1])])
-        actual = pair.ops.ple(ours, wide.copy(), features, [Span(0, count, 0, states[0])])
+        expected = REFERENCE.ple(theirs, wide, features, [Span(0, count, position, states[1])])
+        actual = pair.ops.ple(ours, wide.copy(), features, [Span(0, count, position, states[0])])
         pair.close(actual, expected)
-        pair.close(states[0].history, states[1].history)
+        position += count
+        pair.close(pair.ops.behind(states[0], position), states[1].history)
 
 
 @pytest.mark.parametrize("normalise", [True, False])

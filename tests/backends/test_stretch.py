@@ -32,6 +32,9 @@ class Here:
     pool: object
     slot_table: np.ndarray
 
+    def flow(self):
+        return None
+
 
 @dataclass
 class Trunk:

@@ -167,10 +167,15 @@ class Engine:
             if isinstance(layer, DeltaState):
                 mixer = self.network.weights.layers[index].mixer
                 matrix = self.ops.settled(mixer, layer, state.position)
-                found |= {f"{index}/matrix": matrix, f"{index}/history": layer.history}
+                found |= {
+                    f"{index}/matrix": matrix,
+                    f"{index}/history": self.ops.behind(layer, state.position),
+                }
             else:
                 found |= self._cached(f"{index}/", layer)
-        found |= {f"{index}/ple": ple.history for index, ple in state.ple.items()}
+        found |= {
+            f"{index}/ple": self.ops.behind(ple, state.position) for index, ple in state.ple.items()
+        }
         return {name: np.array(self.ops.host(value)) for name, value in found.items()}
 
     def _cached(self, prefix: str, layer: AttentionState[Any]) -> dict[str, Any]:

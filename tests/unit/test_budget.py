@@ -25,6 +25,7 @@ SIZES = Sizes(
     top_k=4,
     fixed_state_bytes=3 * MIB,
     delta_position_bytes=1000,
+    back_position_bytes=100,
     token_state_elements=700.5,
     row_scratch_bytes=40_000,
 )
@@ -43,7 +44,7 @@ def test_the_sum_is_the_parts():
         getattr(plan, f"{part}_bytes")
         for part in ("dense", "ngram", "state", "scratch", "pool", "working")
     )
-    assert plan.state_bytes == SIZES.state_bytes(1000, 4, 0) == 3 * MIB + 4 * 700_500
+    assert plan.state_bytes == SIZES.state_bytes(1000, 4, 0, 0) == 3 * MIB + 4 * 700_500
     assert plan.pool_bytes == plan.slots * DEMAND.stride_bytes
     assert (plan.dense_bytes, plan.ngram_bytes) == (300 * MIB, 40 * MIB)
     for size in ("315 MB", "41.9 MB", "state of 1000 tokens 5.95 MB"):

@@ -42,12 +42,16 @@ def test_defaults(home):
         "context_tokens": None,
         "pool": "adaptive",
         "experts": None,
+        "miss_experts": None,
+        "cut_weak": 0.0,
         "check_records": "first",
         "readers": 0,
         "lookahead": "auto",
         "sequences": 1,
         "prefix_cache_mib": 0,
         "memory_gb": None,
+        "drafts": 2,
+        "speculate": "auto",
     }
 
 
@@ -114,6 +118,8 @@ def test_pool(value, pool):
         *[("check_records", v) for v in ("perhaps", 2, True)],
         *[("readers", v) for v in (-1, 9, True, "many")],
         *[("lookahead", v) for v in ("perhaps", 2, True)],
+        *[("drafts", v) for v in (-1, 4, True, "many", 1.5)],
+        *[("speculate", v) for v in ("perhaps", 2, True)],
         *[("backend", v) for v in (3, None)],
         *[("isa", v) for v in ("sse9", "AVX2", 2, None)],
         *[("precision", v) for v in ("float16", 16, None)],

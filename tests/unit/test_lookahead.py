@@ -70,7 +70,8 @@ def test_what_is_likely_is_what_would_be_chosen(store, backend):
         before = ops.host(wide).copy()
         ids = engine.network.predict(block, wide)
         np.testing.assert_array_equal(ops.host(wide), before)
-        np.testing.assert_array_equal(ids, ops.choose(block.moe_read, block.router, wide).ids)
+        chosen = ops.choose(block.moe_read, block.router, wide).ids  # the best three of five
+        np.testing.assert_array_equal(ids, chosen[:, :3].T)
 
 
 @pytest.mark.parametrize(

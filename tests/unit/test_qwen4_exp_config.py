@@ -303,9 +303,11 @@ def test_sizes_count_what_a_sequence_holds():
     ple = 3 * 3 * c.wide
     assert sizes.fixed_state_bytes == 4 * (delta + ple)
     per_token = 2 * (2 * 2 * 32 + 16 + 16 / 4)  # one trunk layer and the draft head
-    assert sizes.state_bytes(100, 4, 0) == 4 * (delta + ple) + int(400 * per_token)
+    assert sizes.state_bytes(100, 4, 0, 0) == 4 * (delta + ple) + int(400 * per_token)
     pending = 3 * (2 * 16 + 4 * (32 + 1))  # of each position that a backend keeps aside
-    assert sizes.state_bytes(100, 4, 8) == sizes.state_bytes(100, 4, 0) + 8 * 4 * pending
+    assert sizes.state_bytes(100, 4, 8, 0) == sizes.state_bytes(100, 4, 0, 0) + 8 * 4 * pending
+    back = 3 * c.channels + 1 * c.wide
+    assert sizes.state_bytes(100, 4, 0, 2) == sizes.state_bytes(100, 4, 0, 0) + 2 * 4 * back
     assert (sizes.vocab, sizes.top_k, sizes.stop_ids) == (100, 2, (3, 5))
 
 

@@ -52,7 +52,9 @@ def test_a_sequence_takes_what_the_plan_says(name, backend, context):
     network = Qwen4Exp(config, ops, Weights(config), None, {})
     made = sum(array.nbytes for array in arrays(network.new_state(context)))
     family = family_of(raw | {"model_type": "qwen4_exp"})
-    planned = family.sizes(raw).state_bytes(context, ops.cache_itemsize, ops.delta_chunk)
+    planned = family.sizes(raw).state_bytes(
+        context, ops.cache_itemsize, ops.delta_kept, ops.most_back
+    )
     # A last block that is never full costs the plan, not the state; one block key is always there.
     slack = (sum(config.attention) + config.draft) * config.index_dim * 4
     assert abs(planned - made) <= slack

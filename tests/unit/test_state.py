@@ -54,7 +54,8 @@ def test_the_draft_head_has_a_position_of_its_own():
     draft = AttentionState("k", "v", "i", "b", length=4)
     state = make(range(6), draft)
     (span,) = Rows([(state, [5, 6])]).draft()
-    assert (span.position, span.state) == (4, draft)
+    assert (span.position, span.state.layers) == (4, (draft,))
+    assert Rows([(state, [5])]).draft()[0].state is span.state
     assert state.draft_position == 4
     assert make().draft_position == 0
 
@@ -66,7 +67,7 @@ def arrays(tokens=(), *, draft=True):
         return np.full((2, 3), float(value))
 
     attention = AttentionState(full(1), full(2), full(3), full(4), length=5)
-    head = AttentionState(full(5), full(6), full(7), full(8), length=2) if draft else None
+    head = AttentionState(full(5), full(6), full(7), full(8), length=1) if draft else None
     return State(
         (DeltaState(full(9), full(10)), attention), {0: PleState(full(11))}, head, 99, list(tokens)
     )

@@ -35,7 +35,8 @@ class _Qwen4ExpFamily:
         attention = sum(c.attention) + c.draft
         delta = c.layers - sum(c.attention)
         history = (c.taps - 1) * c.channels + c.value_heads * c.key_dim * c.value_dim
-        ple = len(c.ple_layers) * (c.ple_taps - 1) * c.ngram * c.wide
+        ple_layers = len(c.ple_layers)
+        ple = ple_layers * (c.ple_taps - 1) * c.ngram * c.wide
         return Sizes(
             vocab=c.vocab,
             max_context=c.max_context,
@@ -45,6 +46,11 @@ class _Qwen4ExpFamily:
             delta_position_bytes=_FLOAT
             * delta
             * (c.key_heads * c.key_dim + c.value_heads * (c.value_dim + 1)),
+            back_position_bytes=_FLOAT
+            * (
+                (delta * c.channels if c.taps > 1 else 0)
+                + (ple_layers * c.wide if c.ple_taps > 1 else 0)
+            ),
             token_state_elements=attention
             * (2 * c.kv_heads * c.head_dim + c.index_dim * (1 + 1 / c.block)),
             row_scratch_bytes=_row_scratch(c),

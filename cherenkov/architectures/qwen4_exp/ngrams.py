@@ -21,6 +21,8 @@ __all__ = ["NgramHash"]
 Int64s = NDArray[np.int64]
 
 _HALF, _WHOLE = 2**63, 2**64
+_FEW = 4
+"""Rows that are cheaper one by one."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,11 @@ class NgramHash:
     def rows(self, before: Sequence[int], tokens: NDArray[np.int32]) -> Int64s:
         """Table rows `[R, heads]` of `tokens` `[R]` that follow `before` (only its tail matters)."""
         reach, count = self.context_tokens, len(tokens)
-        if count == 1:
-            return self._row([*before[-reach:], int(tokens[0])] if reach else [int(tokens[0])])
         tail = list(before[-reach:]) if reach else []
+        if count <= _FEW:
+            both = [*tail, *tokens.tolist()]
+            ends = range(len(both) - count + 1, len(both) + 1)
+            return np.concatenate([self._row(both[:end]) for end in ends])
         history = [self.eos] * (reach - len(tail)) + tail
         sequence = np.array([*history, *tokens.tolist()], dtype=np.int64)
         ago = np.array(

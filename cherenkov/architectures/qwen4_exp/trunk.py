@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from cherenkov.backends.base import AttentionState, Backend, Block, Choice, DeltaNet, PleState
+from cherenkov.backends.base import AttentionState, Backend, Block, Choice, DeltaNet, Ids
 from cherenkov.experts.lookahead import NextRouter
 from cherenkov.state import Rows, State
 
@@ -66,6 +66,11 @@ class Qwen4Exp(Generic[M, A]):
         """There is a draft head."""
         return self.weights.draft is not None
 
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of experts that were read so far."""
+        return self.experts.stats.read_bytes
+
     def forward(
         self,
         rows: Rows[A],
@@ -76,7 +81,10 @@ class Qwen4Exp(Generic[M, A]):
         wide = self.ops.embed(self.weights.embedding, rows.tokens)  # [R, S*D]
         features, awaited = self._features(rows)
         spans, layers, at = rows.spans(), self.weights.layers, 0
-        ahead = self.experts.begin_step(len(rows.tokens))  # look ahead in this step?
+        # Look ahead in this step? Kernels that do it themselves know but one predictor.
+        ahead = self.experts.begin_step(
+            len(rows.tokens), flows=isinstance(self.predict, NextRouter)
+        )
         while at < len(layers):
             if check is not None and at:
                 check()
@@ -94,7 +102,7 @@ class Qwen4Exp(Generic[M, A]):
             if observe is not None:
                 observe(f"layer {at - 1}", wide)
         self.experts.end_step()
-        rows.commit()
+        rows.commit(self.ops.most_back)
         return wide
 
     def logits(self, wide: A, rows: Sequence[int]) -> A:
@@ -113,18 +121,24 @@ class Qwen4Exp(Generic[M, A]):
 
         Source: published MTP semantics; transformers has no implementation.
         """
-        ops, head = self.ops, self.weights.draft
+        head, spans = self.weights.draft, rows.draft()
         assert head is not None
-        wide = ops.fuse(head.fuse, self.weights.embedding, rows.tokens, wide)  # [R, S*D]
-        layer = head.layer
-        assert not isinstance(layer.mixer, DeltaNet)
-        wide = ops.mix_attention(layer.mixer_read, layer.mixer, wide, rows.draft())
-        return self._mixture(layer, wide, ops.choose(layer.moe_read, layer.router, wide))
+        embedding, experts = self.weights.embedding, self.experts
+        wide, ids, choice = self.ops.draft_step(
+            head.fuse, head.layer, embedding, rows.tokens, wide, spans, experts
+        )
+        experts.used(head.layer.index, ids)
+        return wide if choice is None else self._mixture(head.layer, wide, choice)
 
     def draft_logits(self, wide: A, rows: Sequence[int]) -> A:
         """Logits `[len(rows), V]` of the draft head's residual."""
         assert self.weights.draft is not None
         return self.ops.logits(self.weights.draft.head, wide, rows)
+
+    def draft_tokens(self, wide: A, rows: Sequence[int]) -> Ids:
+        """The most likely token of each of these rows of the draft head's residual, `[len(rows)]`."""
+        assert self.weights.draft is not None
+        return self.ops.argmax(self.weights.draft.head, wide, rows)
 
     def new_state(self, context_tokens: int) -> State[A]:
         """An empty sequence that can grow to `context_tokens`."""
@@ -136,10 +150,7 @@ class Qwen4Exp(Generic[M, A]):
                 else self._attention_state(context_tokens)
                 for layer in self.weights.layers
             ),
-            ple={
-                i: PleState(self.ops.zeros(((c.ple_taps - 1) * c.ngram, c.wide)))
-                for i in c.ple_layers
-            },
+            ple={i: self.ops.ple_state((c.ple_taps - 1) * c.ngram, c.wide) for i in c.ple_layers},
             draft=self._attention_state(context_tokens) if self.drafts else None,
             context_tokens=context_tokens,
         )
@@ -167,7 +178,8 @@ class Qwen4Exp(Generic[M, A]):
         return features, awaited
 
     def _mixture(self, layer: Block[M, A], wide: A, choice: Choice, *, ahead: bool = False) -> A:
-        with self.experts.acquire(layer.index, choice.ids) as lease:  # finds and pins what is here
+        weights = self.ops.weights(choice) if self.experts.cut_weak else None
+        with self.experts.acquire(layer.index, choice.ids, weights) as lease:  # finds, pins
             if ahead and layer.index + 1 < len(self.weights.layers):
                 following = self.weights.layers[layer.index + 1]
                 self.experts.expect(following.index, self.predict(following, wide))

@@ -1,0 +1,63 @@
+"""What a call of the kernels leaves behind, beside the arrays that it wrote."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cherenkov.backends.operands import AttentionState, Choice
+from cherenkov.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cherenkov.backends.operands import Block, DeltaState, Floats, Ids, Memory, PleState, Span
+
+__all__ = ["NativeChoice", "advance", "advance_head", "behind", "lengthen"]
+
+
+def advance(blocks: Sequence[Block[Any, Any]], span: Span[Memory[Floats]]) -> None:
+    """The span's rows are in the caches of these layers now."""
+    for block in blocks:
+        state = span.state.layers[block.index]
+        if isinstance(state, AttentionState):
+            state.length = span.position + span.stop - span.start
+
+
+def advance_head(spans: Sequence[Span[Memory[Floats]]]) -> None:
+    """The spans' rows are in the cache of the draft head now."""
+    for s in spans:
+        state = s.state.layers[0]
+        assert isinstance(state, AttentionState)
+        state.length = s.position + s.stop - s.start
+
+
+def lengthen(spans: Sequence[Span[AttentionState[Floats]]]) -> None:
+    """The spans' rows are in the cache of one layer now."""
+    for s in spans:
+        s.state.length = s.position + s.stop - s.start
+
+
+def behind(state: DeltaState[Floats] | PleState[Floats], position: int, most_back: int) -> Floats:
+    """The last convolution inputs as of `position`, oldest first: position p lies in row p % rows."""
+    rows = len(state.history)
+    last = np.arange(position - rows + most_back, position) if rows else np.arange(0)
+    return state.history[last % max(rows, 1)]
+
+
+class NativeChoice(Choice):
+    """A choice whose activations wait in memory of the kernels."""
+
+    __slots__ = ("mixture",)
+
+    def __init__(self, ids: Ids, mixture: Any) -> None:
+        self.ids = ids
+        self.mixture: Any | None = mixture
+
+    def use_up(self) -> Any:
+        """What waits; it is another choice's memory afterwards."""
+        mixture, self.mixture = self.mixture, None
+        if mixture is None:
+            raise BackendError("native", "experts", "this choice has had its experts already")
+        return mixture

@@ -1,0 +1,100 @@
+"""Drafts by the model's own head, a layer that was trained to guess the token after the next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from cherenkov.state import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cherenkov.architectures import Network
+    from cherenkov.backends.base import Backend
+    from cherenkov.state import State
+
+__all__ = ["Head"]
+
+A = TypeVar("A")
+
+MOST_BEHIND = 64
+"""Positions that the head may be behind before it is made to catch up, though nobody asks for its drafts."""
+
+
+class Head(Generic[A]):
+    """Runs the draft head of a network, for several sequences at once.
+
+    Its cache is in step with a sequence when its rows are those of all positions but the last, whose following token is not
+    certain. What a chain of drafts adds is taken off again.
+
+    Attributes:
+        rows: rows that it has run to draft.
+    """
+
+    def __init__(self, network: Network[A], backend: Backend[Any, A]) -> None:
+        self._network = network
+        self._backend = backend
+        self.rows = 0
+
+    def ran(self, state: State[A], first: int, rows: int, wide: A) -> None:
+        """The trunk has run `rows` positions from `first` on and left `wide` `[rows, S*D]`."""
+        if state.trail.start < 0 and first > state.draft_position:
+            return  # out of step from the beginning: it stays so
+        state.trail.add(first, rows, wide)
+
+    def can_draft(self, state: State[A]) -> bool:
+        """Its cache is in step, or can be brought into it."""
+        return state.trail.covers(min(state.draft_position, state.position - 1), state.position)
+
+    def catch_up(self, state: State[A]) -> None:
+        """Read all positions but the last. For prompts, and for whoever does without drafts for long."""
+        first, last = state.draft_position, state.position - 1
+        if not self.can_draft(state):
+            return
+        pieces = list(state.trail.between(first, last, self._backend))
+        if last - first <= 2 * MOST_BEHIND and pieces:
+            pieces = [(last - first, self._backend.stack([piece for _, piece in pieces]))]
+        for rows, piece in pieces:
+            at = state.draft_position + 1
+            self._network.draft(Rows([(state, state.tokens[at : at + rows])]), piece)
+        state.trail.keep(last, last + 1, self._backend)
+
+    def draft(self, parts: Sequence[tuple[State[A], int]], depth: int) -> list[list[int]]:
+        """Guess what comes after the next token.
+
+        Args:
+            parts: sequences in step, each with the token that follows it.
+            depth: how many tokens to guess.
+
+        Returns:
+            The guesses of each, the most likely tokens one after the other.
+        """
+        backend, network = self._backend, self._network
+        runs: list[tuple[State[A], list[int]]] = []
+        pieces: list[A] = []
+        for state, following in parts:
+            first = min(state.draft_position, state.position - 1)
+            state.set_draft_position(first)
+            runs.append((state, [*state.tokens[first + 1 :], following]))
+            pieces.extend(piece for _, piece in state.trail.between(first, state.position, backend))
+        rows = Rows(runs)
+        wide = network.draft(rows, backend.stack(pieces))
+        last = [segment.stop - 1 for segment in rows.segments]
+        self.rows += len(rows)
+        guesses: list[list[int]] = [[] for _ in parts]
+        for step in range(depth):
+            best = network.draft_tokens(wide, last).tolist()
+            for guess, token in zip(guesses, best, strict=True):
+                guess.append(token)
+            if step + 1 == depth:
+                break
+            wide = network.draft(
+                Rows([(state, [token]) for (state, _), token in zip(parts, best, strict=True)]),
+                backend.take(wide, last),
+            )
+            last = list(range(len(parts)))
+            self.rows += len(parts)
+        for state, _ in parts:
+            state.set_draft_position(state.position)
+            state.trail.forget(state.position - 1)
+        return guesses

@@ -1,0 +1,108 @@
+"""Steps: what a loop for one caller and an engine for many have in common.
+
+    stepper = Stepper(loaded)
+    while not lane.is_over:
+        (steps,) = stepper.step([lane])
+        for step in steps: ...
+
+One step runs, for each lane given, a piece of what its prompt lacks, or the token sampled last and the drafts behind it.
+What it brings comes lane by lane: nothing while the prompt is not through, then one token or several. They are sampled as
+they are asked for, so whoever stops listening leaves a sequence, and random numbers, as if no more had been tried. All of
+a step's tokens must have been taken, or given up, before the next step of the same lane.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+from cherenkov.state import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from cherenkov.lane import Lane, Loaded, Step
+    from cherenkov.state import State
+
+__all__ = ["Stepper"]
+
+
+class Stepper:
+    """Runs lanes of one model. Not for several threads at once."""
+
+    def __init__(self, loaded: Loaded, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Make one for a model; it costs nothing."""
+        self._loaded = loaded
+        self._clock = clock
+
+    def step(
+        self,
+        lanes: Sequence[Lane],
+        rows: Sequence[int] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> list[Iterator[Step]]:
+        """Make a step of some lanes, none of which is over.
+
+        Args:
+            lanes: each once.
+            rows: how many of its pending tokens to run for each, at least one; all of them if left out.
+            check: called between layers; raises to stop. The lanes' sequences are lost then.
+
+        Returns:
+            What it brings each lane: an iterator that samples.
+
+        Raises:
+            DiskError, CorruptModel: an expert could not be read.
+        """
+        counts = [len(lane.pending) for lane in lanes] if rows is None else rows
+        speculation, network = self._loaded.speculation, self._loaded.network
+        deciding = [lane for lane in lanes if lane.is_deciding] if speculation.is_on else []
+        if deciding:
+            speculation.propose(deciding)
+        begun, read_bytes = self._clock(), network.read_bytes
+        parts = [(lane.state, lane.prepare(n)) for lane, n in zip(lanes, counts, strict=True)]
+        wide = network.forward(Rows(parts), check=check)
+        wanted = _wanted(lanes, parts)
+        logits = self._loaded.backend.host(network.logits(wide, wanted)) if wanted else None
+        if deciding:
+            alone = self._clock() - begun if len(deciding) == len(lanes) else None
+            speculation.verified(deciding, network.read_bytes - read_bytes, alone)
+        if speculation.is_on:
+            self._remember(lanes, parts, wide)
+        return _taken(lanes, logits)
+
+    def _remember(
+        self, lanes: Sequence[Lane], parts: Sequence[tuple[State[Any], list[int]]], wide: Any
+    ) -> None:
+        """Keep what the trunk left, for who drafts."""
+        at, backend = 0, self._loaded.backend
+        for lane, (state, tokens) in zip(lanes, parts, strict=True):
+            piece = backend.take(wide, range(at, at + len(tokens)))
+            certain = not lane.drafter.tokens
+            self._loaded.speculation.ran(state, len(tokens), piece, certain=certain)
+            at += len(tokens)
+
+
+def _wanted(lanes: Sequence[Lane], parts: Sequence[tuple[State[Any], list[int]]]) -> list[int]:
+    """The rows whose logits are asked for."""
+    stops = itertools.accumulate(len(tokens) for _, tokens in parts)
+    return [
+        row
+        for lane, stop in zip(lanes, stops, strict=True)
+        for row in range(stop - lane.asks, stop)
+    ]
+
+
+def _taken(lanes: Sequence[Lane], logits: NDArray[np.float32] | None) -> list[Iterator[Step]]:
+    """Every lane's share of the logits, taken when it is asked for."""
+    found: list[Iterator[Step]] = []
+    at = 0
+    for lane in lanes:
+        share = None if logits is None else logits[at : at + lane.asks]
+        found.append(lane.take(share) if share is not None and lane.asks else iter(()))
+        at += lane.asks
+    return found

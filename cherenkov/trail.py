@@ -1,0 +1,68 @@
+"""What the trunk left behind at the latest positions, for the draft head to read.
+
+The head's row at position p is made of the trunk's residual at p and of the token at p + 1. So the head is always one
+position behind until the next token is certain, and may be more: it need not run where nobody asks for its drafts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cherenkov.backends.base import Backend
+
+__all__ = ["Trail"]
+
+A = TypeVar("A")
+
+
+class Trail(Generic[A]):
+    """Residuals in pieces, each from a position on. Where a piece begins, those before it end: their rows were taken back."""
+
+    def __init__(self, pieces: list[tuple[int, int, A]] | None = None) -> None:
+        self._pieces: list[tuple[int, int, A]] = pieces or []  # first position, rows, [rows, S*D]
+
+    @property
+    def start(self) -> int:
+        """The first position there is; what lies before was read or was never kept."""
+        return self._pieces[0][0] if self._pieces else -1
+
+    def add(self, position: int, rows: int, wide: A) -> None:
+        """A step has run `rows` rows from `position` on, and left `wide` `[rows, S*D]`."""
+        while self._pieces and self._pieces[-1][0] >= position:
+            self._pieces.pop()
+        if (
+            self._pieces and sum(self._pieces[-1][:2]) < position
+        ):  # a gap: what is before is of no use
+            self._pieces.clear()
+        self._pieces.append((position, rows, wide))
+
+    def covers(self, first: int, last: int) -> bool:
+        """There are residuals of positions `first:last`."""
+        return (
+            bool(self._pieces) and self._pieces[0][0] <= first and sum(self._pieces[-1][:2]) >= last
+        )
+
+    def between(self, first: int, last: int, backend: Backend[Any, A]) -> Iterator[tuple[int, A]]:
+        """The residuals of positions `first:last`, which it covers, in pieces: how many rows, and these."""
+        stops = [start for start, _, _ in self._pieces[1:]] + [last]
+        for (start, _, wide), stop in zip(self._pieces, stops, strict=True):
+            low, high = max(start, first), min(stop, last)
+            if low < high:
+                yield high - low, backend.take(wide, range(low - start, high - start))
+
+    def forget(self, before: int) -> None:
+        """Let go of pieces that end before a position."""
+        while len(self._pieces) > 1 and self._pieces[1][0] <= before:
+            del self._pieces[0]
+
+    def keep(self, first: int, last: int, backend: Backend[Any, A]) -> None:
+        """Forget all but positions `first:last`, which become arrays of their own."""
+        kept = [backend.copy(piece) for _, piece in self.between(first, last, backend)]
+        self._pieces = [(first, last - first, backend.stack(kept))] if kept else []
+
+    def copy(self) -> Trail[A]:
+        """The same; what is in it never changes."""
+        return Trail(list(self._pieces))
