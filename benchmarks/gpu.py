@@ -134,6 +134,8 @@ def table(found: Findings) -> None:
             "around": lambda p=pair: (p.embed(), p.around()),
         }
         for step, call in steps.items():
+            if os.environ.get("GPU_TABLE", step) != step:
+                continue
 
             def checked(c: Any = call) -> str:
                 c()

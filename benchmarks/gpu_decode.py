@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import time
 from pathlib import Path
@@ -31,12 +32,24 @@ def decode(found: Findings) -> None:
         write_store(folder, g)
     found["store"] = {"layers": g.layers, "seconds": time.time() - begun}
     records = g.layers * g.experts
-    for name, slots in (("resident", records), ("quarter", records // 4)):
-        for lookahead in ("off",) if name == "resident" else ("off", "auto"):
-            found.attempt(
-                f"{name}, lookahead {lookahead}",
-                lambda s=slots, a=lookahead: _steps(folder, g.layers, s, a),
-            )
+
+    def measure(name: str, where: Path, slots: int, lookahead: str) -> None:
+        what = f"{name}, lookahead {lookahead}"
+        found.attempt(what, lambda: _steps(where, g.layers, slots, lookahead))
+
+    measure("resident", folder, records, "off")
+    memory = Path("/dev/shm/gpu-store")
+    try:
+        shutil.copytree(folder, memory, dirs_exist_ok=True)
+    except OSError as error:
+        found["no copy in memory"] = str(error)[:200]
+        shutil.rmtree(memory, ignore_errors=True)
+    else:
+        measure("a quarter, the rest in host memory", memory, records // 4, "off")
+        measure("a quarter, the rest in host memory", memory, records // 4, "auto")
+        shutil.rmtree(memory)
+    measure("a quarter, the rest on disk", folder, records // 4, "off")
+    measure("a quarter, the rest on disk", folder, records // 4, "auto")
 
 
 def _steps(folder: Path, layers: int, slots: int, lookahead: str) -> Any:
@@ -70,7 +83,7 @@ def _steps(folder: Path, layers: int, slots: int, lookahead: str) -> Any:
                 head = engine.network.weights.head
                 return int(engine.ops.argmax(head, wide, [0])[0])
 
-            token, warm, count = 1, 128, 64
+            token, warm, count = 1, 64, 48
             if (
                 slots >= layers * 512 and not SMALL
             ):  # everything into memory, without waiting for chance

@@ -299,6 +299,7 @@ class Arrivals:
         for experts in waves:
             for i, expert in enumerate(experts):
                 self.pool.memory[slot + i, : layout.record_bytes] = records[expert]
+                self.pool.landed(slot + i)
             slots = np.arange(slot, slot + len(experts), dtype=np.int32)
             self.waves.append(Wave(np.array(experts, dtype=np.int32), slots))
             slot += len(experts)

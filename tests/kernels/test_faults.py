@@ -10,6 +10,7 @@ from cherenkov.backends.shaders import Kernel, Signature
 from cherenkov.errors import BackendError
 from tests.kernels.emulated import EMULATION
 
+pytestmark = pytest.mark.timeout(600)
 CLANG = tool("clang++", "clang")
 A = np.arange(128, dtype=np.float32)
 

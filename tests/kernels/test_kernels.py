@@ -15,6 +15,7 @@ from cherenkov.backends.shader_builds import (
 from tests.kernels.cases import cases
 from tests.kernels.emulated import CACHE, EMULATION
 
+pytestmark = pytest.mark.timeout(600)  # the first run compiles; later ones find what it made
 CASES = cases()
 CLANG, NVCC = tool("clang++", "clang"), tool("nvcc")
 each_case = pytest.mark.parametrize("name", CASES)

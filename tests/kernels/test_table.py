@@ -8,7 +8,11 @@ from cherenkov.backends import available
 from tests.backends.layers import ODD, WIDE, Geometry
 
 MLX = next(a for a in available() if a.name == "mlx")
-pytestmark = pytest.mark.skipif(not MLX.usable, reason=MLX.reason)
+# The first run compiles; later ones find what it made.
+pytestmark = [
+    pytest.mark.skipif(not MLX.usable, reason=MLX.reason),
+    pytest.mark.timeout(900),
+]
 
 GEOMETRIES = {
     "four-bit": Geometry(),
