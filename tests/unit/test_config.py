@@ -40,6 +40,7 @@ def test_defaults(home):
         "threads": 0,
         "precision": "",
         "context_tokens": None,
+        "memory_gb": None,
         "pool": "adaptive",
         "experts": None,
         "miss_experts": None,
