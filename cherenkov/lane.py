@@ -156,20 +156,19 @@ class Lane:
         self._before = None if can else self.state.snapshot(self._backend)
         return [*self.pending, *drafts]
 
-    def take(self, logits: Any) -> Iterator[Step]:
+    def take(self, logits: NDArray[np.float32]) -> Iterator[Step]:
         """Choose what comes after the rows that were run, and as long as that was guessed right, what comes then.
 
         Tokens are chosen as they are asked for. Whoever stops asking leaves the lane as if the rest had not been tried.
 
         Args:
-            logits: `[asks, V]`, the backend's.
+            logits: `[asks, V]`, on the host.
 
         Raises:
             BackendError: the logits are not numbers.
             RequestError: `logit_bias` names a token beyond the vocabulary.
         """
         drafts, self.drafter.tokens = self.drafter.tokens, []
-        logits = self._backend.host(logits)
         if self._before is not None:
             steps = list(self._decided(logits, drafts))
             if len(steps) <= len(drafts):

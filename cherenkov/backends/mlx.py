@@ -121,8 +121,6 @@ class Mlx(Backend[Matrix, Array]):
     @owned
     @override
     def host(self, array: Array) -> Floats:
-        if isinstance(array, np.ndarray):  # it was brought before
-            return array
         self._show(array)
         return np.array(array, dtype=np.float32)
 
