@@ -275,8 +275,8 @@ class Fused(Mlx):
 
     def _pairs(self, pool: Pool, x: Array, slots: Array, rows: Array) -> Array:
         """Rows `[P * TX]` of `x` through the experts in slots `[P]`: `[P * TX, D]`."""
-        (h,) = self._launch(calls.expert_up(pool.layout, pool.words, widths, slots, rows, x))
-        return self._launch(calls.expert_down(pool.layout, pool.words, widths, slots, h))[0]
+        (h,) = self._launch(calls.expert_up(pool.layout, pool.words, pool.widths, slots, rows, x))
+        return self._launch(calls.expert_down(pool.layout, pool.words, pool.widths, slots, h))[0]
 
     @override
     def _summed(
