@@ -82,6 +82,7 @@ class Batch:
         sessions: for turns that end.
         vocab: entries of a row of logits.
         stall_s: how long an answer waits for its reader.
+        most_said_bytes: of an answer.
         is_stopping: no step may go on.
         on_end: told of each job that is over.
     """
@@ -96,6 +97,7 @@ class Batch:
         *,
         vocab: int,
         stall_s: float,
+        most_said_bytes: int,
         is_stopping: Callable[[], bool],
         on_end: Callable[[Job], None],
     ) -> None:
@@ -105,6 +107,7 @@ class Batch:
         self._loaded, self._vocab = responder.loaded, vocab
         self._stall_s, self._is_stopping, self._on_end = stall_s, is_stopping, on_end
         self._stepper = Stepper(responder.loaded)
+        self._most_said_bytes = most_said_bytes
         self._active: list[Job] = []  # those that read a prompt take turns: the next one first
         self._odd = False
 
@@ -319,6 +322,8 @@ class Batch:
                 break
         if lane.is_over or answer.is_over:
             self._finish(job)
+        elif job.said_bytes > self._most_said_bytes:
+            self._finish(job, "length")
 
     def _note(self, parts: Sequence[_Part], seconds: float) -> None:
         read = sum(part.rows for part in parts if part.reads)
@@ -367,9 +372,9 @@ class Batch:
             point.resume(state, self._loaded.backend)
         return state
 
-    def _finish(self, job: Job) -> None:
-        """An answer has ended by itself: it counts, unless its caller was quicker."""
-        events, reply = job.ended()
+    def _finish(self, job: Job, reason: str | None = None) -> None:
+        """An answer has ended, by itself or for a `reason`: it counts, unless its caller was quicker."""
+        events, reply = job.ended(reason)
         ready, turn = job.ready, job.turn
         if turn is not None:
             assert ready.record is not None

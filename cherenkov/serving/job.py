@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cherenkov.chat.replies import Finished, Usage
+from cherenkov.chat.replies import Finished, ReasoningDelta, TextDelta, Usage
 from cherenkov.errors import BackendError, CapacityError, CherenkovError
 from cherenkov.serving.figures import RequestStatus
 from cherenkov.serving.requests import ChatRequest, CompletionRequest, Logprobs
@@ -94,6 +94,7 @@ class Job:
         lane: once its turn has come.
         cached: tokens of the prompt that were not read.
         outputs: tokens sampled.
+        said_bytes: of text and reasoning so far.
         alone: it takes no step together with others, until it has sampled again: a step that it shared failed.
         refused_since: since when it has not fitted, though a lane was free.
         prompt_logprobs: of the tokens of the prompt, if they are asked for.
@@ -107,6 +108,7 @@ class Job:
     lane: Lane | None = None
     cached: int = 0
     outputs: int = 0
+    said_bytes: int = 0
     alone: bool = False
     refused_since: float | None = None
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -164,6 +166,8 @@ class Job:
         if step.logprobs is not None and step.finish_reason != "stop":
             self.ticket.put(Logprobs(step.logprobs))
         for event in self.ready.answer.feed(step):
+            if isinstance(event, TextDelta | ReasoningDelta):
+                self.said_bytes += len(event.text.encode(errors="surrogatepass"))
             self.ticket.put(event)
 
     def ended(self, reason: str | None = None) -> tuple[list[Event], Reply]:

@@ -48,7 +48,7 @@ class Limits:
         prefix_cache_idle_s: a point that nobody went on from for so long goes; 0 for never.
         prefix_cache_dir: where points that must go are written to; None for nowhere.
         prefix_cache_disk_bytes: and how much of the disk they may take.
-        response_bytes: text of an answer that is reckoned with.
+        response_bytes: text of an answer, reasoning included; one that is longer ends there, as `length`.
     """
 
     max_batch: int = 4

@@ -440,6 +440,14 @@ def test_going_on_whatever_the_model_says(model):
         assert on.text.startswith(ended.text)
 
 
+def test_an_answer_that_says_too_much(model):
+    settings = Settings().updated({"max_tokens": 60})
+    with Engine(model, Limits(response_bytes=10)) as engine:
+        reply = engine.submit(ChatRequest(said("Hello"), settings, ignore_eos=True)).reply()
+    assert reply.finish_reason == "length"
+    assert 10 < len(reply.text) < 60
+
+
 # --- sessions
 
 
