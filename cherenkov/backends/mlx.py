@@ -141,6 +141,16 @@ class Mlx(Backend[Matrix, Array]):
 
     @owned
     @override
+    def take(self, array: Array, rows: Sequence[int]) -> Array:
+        return array[mx.array(list(rows), mx.int32)]
+
+    @owned
+    @override
+    def stack(self, arrays: Sequence[Array]) -> Array:
+        return joined(arrays)
+
+    @owned
+    @override
     def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:
         return Pool(layout, slots)
 
@@ -372,7 +382,7 @@ class Mlx(Backend[Matrix, Array]):
     @owned
     @override
     def logits(self, w: Head[Matrix, Array], wide: Array, rows: Sequence[int]) -> Array:
-        block, _ = self.read_residual(w.mixer, wide[mx.array(list(rows), mx.int32)])
+        block, _ = self.read_residual(w.mixer, self.take(wide, rows))
         return self.times(block, w.matrix)
 
     @owned

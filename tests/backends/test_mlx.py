@@ -158,3 +158,11 @@ def test_the_pool_is_its_memory(ops):
 def test_what_mlx_refuses_names_the_operation(ops):
     with pytest.raises(BackendError, match="backend mlx: inject: "):
         ops.inject(ops.zeros((1, 192)), ops.zeros((1, 63)), ops.zeros((1, 3)))
+
+
+def test_rows_are_taken_and_stacked_without_the_host(ops):
+    values = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
+    wide = ops.array(values)
+    np.testing.assert_array_equal(ops.host(ops.take(wide, [3, 0, 3])), values[[3, 0, 3]])
+    np.testing.assert_array_equal(ops.host(ops.stack([wide, wide])), np.tile(values, (2, 1)))
+    assert ops.stack([wide]) is wide
