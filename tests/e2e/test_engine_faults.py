@@ -177,10 +177,10 @@ def test_a_record_that_cannot_be_read(model, alone, monkeypatch):
         needed[text] = {int(i) for i in model.routes(ids)[:, 0].ravel()}
     only = next(iter(needed[LONG] - needed["Hello"]))
 
-    def broken(layer, ids):
+    def broken(layer, ids, *rest):
         if layer == 0 and only in ids:
             raise DiskError("experts.bin", "read", 5)
-        return acquire(layer, ids)
+        return acquire(layer, ids, *rest)
 
     with Engine(model) as engine:
         monkeypatch.setattr(model.experts, "acquire", broken)
