@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cherenkov.engine import Engine
     from cherenkov.errors import CherenkovError
     from cherenkov.experts.store import ExpertStore
+    from cherenkov.inspection import inspect
     from cherenkov.model import Model
     from cherenkov.packing.verify import verify
     from cherenkov.preparation import prepare
@@ -46,6 +47,7 @@ __all__ = [
     "ToolCallEvent",
     "Usage",
     "__version__",
+    "inspect",
     "prepare",
     "verify",
 ]
@@ -63,6 +65,7 @@ _HOME = {
     "TextDelta": "cherenkov.chat.replies",
     "ToolCallEvent": "cherenkov.chat.replies",
     "Usage": "cherenkov.chat.replies",
+    "inspect": "cherenkov.inspection",
     "prepare": "cherenkov.preparation",
     "verify": "cherenkov.packing.verify",
 }

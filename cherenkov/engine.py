@@ -423,6 +423,7 @@ class Engine:
             self._sessions,
             vocab=model.vocab,
             stall_s=limits.stall_s,
+            most_said_bytes=limits.response_bytes,
             is_stopping=self._is_stopping,
             on_end=self._ended,
         )

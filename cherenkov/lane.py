@@ -133,6 +133,16 @@ class Lane:
         context = self.state.context_tokens - self.state.position - len(self.pending)
         return max(0, min(self._left - 1, context))
 
+    def restart(self, state: State[Any], pending: Sequence[int]) -> None:
+        """Go on from another state of the same sequence: a step was lost.
+
+        Args:
+            state: a sequence that the lane's began with.
+            pending: what it lacks of it.
+        """
+        self.state, self.pending = state, list(pending)
+        self.asks, self.drafter.tokens, self._before = 0, [], None
+
     def prepare(self, count: int) -> list[int]:
         """Begin a step that runs `count` of the pending tokens. Returns all that it runs."""
         if count < len(self.pending):
@@ -152,7 +162,7 @@ class Lane:
         Tokens are chosen as they are asked for. Whoever stops asking leaves the lane as if the rest had not been tried.
 
         Args:
-            logits: `[asks, V]`.
+            logits: `[asks, V]`, on the host.
 
         Raises:
             BackendError: the logits are not numbers.

@@ -13,7 +13,7 @@ from cherenkov.assembly import Guessing, Streaming, describe, loaded_of, open_ex
 from cherenkov.backends import create
 from cherenkov.backends.base import Backend, Options
 from cherenkov.budget import available_memory, demand_of, make_plan, memory_of, within
-from cherenkov.chat.options import Settings
+from cherenkov.chat.options import Settings, sampled
 from cherenkov.chat.replies import Reply, Run, reply_of
 from cherenkov.chat.responder import Responder, Stopwatch
 from cherenkov.chat.session import Session
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from cherenkov.budget import Plan
-    from cherenkov.chat.options import ChatOptions
+    from cherenkov.chat.options import ChatOptions, SamplingOptions
     from cherenkov.chat.replies import Event
     from cherenkov.config import ModelOptions
     from cherenkov.config import Settings as Configuration
@@ -190,6 +190,7 @@ class Model:
         raw: bool = False,
         ignore_eos: bool = False,
         stop: str | Sequence[str] | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> str:
         """Answer a prompt.
 
@@ -202,6 +203,7 @@ class Model:
             raw: do not apply the chat template; spellings of control tokens are control tokens.
             ignore_eos: go on to `max_tokens`, whatever the model says.
             stop: a string, or at most 32, before which the answer ends.
+            options: fields of `Sampling`, in place of those of `sampling`.
 
         Raises:
             RequestError: the prompt is empty, does not fit the context, or a value makes no sense.
@@ -218,6 +220,7 @@ class Model:
                 raw=raw,
                 ignore_eos=ignore_eos,
                 stop=stop,
+                **options,
             )
         )
 
@@ -232,10 +235,10 @@ class Model:
         raw: bool = False,
         ignore_eos: bool = False,
         stop: str | Sequence[str] | None = None,
+        **options: Unpack[SamplingOptions],
     ) -> Iterator[str]:
         """Answer a prompt piece by piece. The pieces join to what `generate` returns; arguments are its own."""
-        if not isinstance(sampling, Sampling):
-            raise RequestError(f"sampling = {sampling!r}: must be a Sampling", param="sampling")
+        sampling = sampled(sampling, options)
         stops = StopStrings(stop).matcher()
         ids = self.encode_prompt(prompt, system=system, thinking=thinking, raw=raw)
         stop_ids = frozenset() if ignore_eos else self._responder.stop_ids

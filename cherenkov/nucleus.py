@@ -26,8 +26,6 @@ __all__ = ["Nucleus", "nucleus_size"]
 _NARROW = 1024
 """Tokens listed at most for a draw. Most nuclei are smaller."""
 _GROWTH = 8
-_FLAT = 16.0
-"""Where members weigh as much as so many of the most likely, there most often are more than that."""
 
 
 def nucleus_size(weights: Weights, target: float) -> int:
@@ -155,7 +153,9 @@ class Nucleus:
 
     def _seems_wide(self) -> bool:
         """Whether there may well be more members than are listed."""
-        return (not self.top_k or self.top_k > _NARROW) and self.row.looks_flat(_FLAT / self.top_p)
+        # Beside the most likely token, which weighs 1, the others make up far more than top-p leaves out.
+        left_out = (1 - self.top_p) / self.top_p
+        return (not self.top_k or self.top_k > _NARROW) and self.row.looks_flat(4 * left_out)
 
     def _is_wide(self, count: int) -> bool:
         """Whether a look tells that there are more members than so many, of which top-k leaves more."""

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from cherenkov.backends.base import AttentionState
-from cherenkov.pages import PAGE_TOKENS, Page, fill_page, page_bytes, read_page, size_of
+from cherenkov.pages import PAGE_TOKENS, Page, fill_page, page_bytes, read_page
+from cherenkov.trail import Trail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from cherenkov.backends.base import Backend
     from cherenkov.state import Snapshot, State
 
-__all__ = ["Elsewhere", "Point", "PrefixCache", "PrefixCounts", "goes_on", "names_of"]
+__all__ = ["Elsewhere", "Point", "PrefixCache", "PrefixCounts", "goes_on", "name_of"]
 
 A = TypeVar("A")
 
@@ -43,7 +44,7 @@ class Point(Generic[A]):
         tokens: int32 `[position]`.
         snapshot: recurrent states, and lengths of the caches.
         pages: of the caches, in order.
-        logits: `[1, V]` of the token that follows; None where a prompt goes on.
+        logits: float32 `[1, V]` of the token that follows; None where a prompt goes on.
         own_bytes: what it takes apart from the pages.
     """
 
@@ -51,7 +52,7 @@ class Point(Generic[A]):
     tokens: NDArray[np.int32]
     snapshot: Snapshot[A]
     pages: tuple[Page[A], ...]
-    logits: A | None
+    logits: NDArray[np.float32] | None
     own_bytes: int
 
     @property
@@ -200,13 +201,13 @@ class PrefixCache(Generic[A]):
             default=0,
         )
 
-    def store(self, owner: str, state: State[A], logits: A | None = None) -> bool:
+    def store(self, owner: str, state: State[A], logits: NDArray[np.float32] | None = None) -> bool:
         """Hold the point where a sequence is now, if there can be room.
 
         Args:
             owner: whose it is.
             state: the sequence.
-            logits: `[1, V]` of what follows, if it is known.
+            logits: float32 `[1, V]` of what follows, if it is known.
 
         Returns:
             Whether it is held.
@@ -214,9 +215,7 @@ class PrefixCache(Generic[A]):
         if not self.is_on or not state.tokens:
             return False
         tokens = np.array(state.tokens, dtype=np.int32)
-        drafting = 0 < len(tokens) - 1 <= state.draft_position
-        keys = _keys(owner, tokens, drafting=drafting)
-        name = keys[-1]
+        name = _name(owner, tokens)
         known = self._held.get(name)
         if known is not None and (logits is None or known.point.logits is not None):
             known.used = self._clock()
@@ -224,28 +223,32 @@ class PrefixCache(Generic[A]):
             return True
         if known is not None:
             self._drop(name)
-        own = _recurrent_bytes(state) + tokens.nbytes
-        own += 0 if logits is None else size_of([logits])
-        if not self._make_room(state, keys, own, drafting=drafting):
+        drafted = min(state.draft_position, len(tokens) - 1)
+        keys = _keys(owner, tokens, drafted)
+        own = _recurrent_bytes(state) + tokens.nbytes + (0 if logits is None else logits.nbytes)
+        if not self._make_room(state, keys, own, drafting=drafted > 0):
             return False
-        pages = tuple(self._page(state, i, key, drafting=drafting) for i, key in enumerate(keys))
-        point = Point(
-            owner,
-            tokens,
-            _snapshot(state, self._backend, drafting=drafting),
-            pages,
-            None if logits is None else self._backend.copy(logits),
-            own,
-        )
-        self.add(point)
+        pages = tuple(self._page(state, i, key, drafting=drafted > 0) for i, key in enumerate(keys))
+        snapshot = state.snapshot(self._backend)
+        if "draft" in snapshot.lengths:
+            # The head's row at a position needs the token that follows, which may be another one next time.
+            snapshot.lengths["draft"] = drafted
+            if snapshot.trail.covers(drafted, len(tokens)):
+                snapshot.trail.keep(drafted, len(tokens), self._backend)
+            else:
+                snapshot = replace(snapshot, trail=Trail())
+            own += snapshot.trail.size_bytes
+        kept = None if logits is None else np.array(logits)
+        self.add(Point(owner, tokens, snapshot, pages, kept, own))
         self.counts.stored += 1
         return True
 
     def add(self, point: Point[A]) -> None:
         """Hold a point as it is, and let go of others if there is no room for all."""
-        keys = names_of(point)
-        if keys[-1] in self._held:
-            self._drop(keys[-1])
+        name = name_of(point)
+        keys = _keys(point.owner, point.tokens, point.snapshot.lengths.get("draft", 0))
+        if name in self._held:
+            self._drop(name)
         pages = []
         for key, page in zip(keys, point.pages, strict=True):
             held, count = self._pages.get(key, (page, 0))
@@ -254,7 +257,7 @@ class PrefixCache(Generic[A]):
             pages.append(held)
         point = replace(point, pages=tuple(pages))
         self._bytes += point.own_bytes
-        self._held[keys[-1]] = _Held(point, keys, self._clock())
+        self._held[name] = _Held(point, keys, self._clock())
         while self._bytes > self._limit_bytes or len(self._held) > self._limit_points:
             self._evict()
 
@@ -319,10 +322,13 @@ def goes_on(tokens: NDArray[np.int32], prompt: NDArray[np.int32], *, complete: b
     return np.array_equal(tokens, prompt[:length])
 
 
-def names_of(point: Point[Any]) -> list[bytes]:
-    """A name for each page of a point; the last is the point's own."""
-    drafting = bool(point.snapshot.lengths.get("draft"))
-    return _keys(point.owner, point.tokens, drafting=drafting)
+def name_of(point: Point[Any]) -> bytes:
+    """A name that says whose a point is and what it has read."""
+    return _name(point.owner, point.tokens)
+
+
+def _name(owner: str, tokens: NDArray[np.int32]) -> bytes:
+    return hashlib.blake2b(tokens.tobytes() + owner.encode(), digest_size=16).digest()
 
 
 def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
@@ -336,22 +342,15 @@ def _reach(index: int, position: int) -> tuple[int, int]:
     return index * PAGE_TOKENS, min((index + 1) * PAGE_TOKENS, position)
 
 
-def _keys(owner: str, tokens: NDArray[np.int32], *, drafting: bool) -> list[bytes]:
-    """A name for each page of a sequence, which says all that comes before it too. The last names the sequence."""
-    name, names = hashlib.blake2b(f"{int(drafting)} {owner}".encode(), digest_size=16).digest(), []
+def _keys(owner: str, tokens: NDArray[np.int32], drafted: int) -> list[bytes]:
+    """A name for each page of a sequence, of which the draft head has read so much: it says all that comes before, too."""
+    name, names = hashlib.blake2b(f"{drafted > 0} {owner}".encode(), digest_size=16).digest(), []
     for start in range(0, len(tokens), PAGE_TOKENS):
         page = tokens[start : start + PAGE_TOKENS]
-        name = hashlib.blake2b(name + page.tobytes(), digest_size=16).digest()
+        read = min(max(drafted - start + 1, 0), len(page))
+        name = hashlib.blake2b(b"%s%d " % (name, read) + page.tobytes(), digest_size=16).digest()
         names.append(name)
     return names
-
-
-def _snapshot(state: State[A], backend: Backend[Any, A], *, drafting: bool) -> Snapshot[A]:
-    """The draft head's row at a position needs the token that follows, which may be another one next time: it is cut."""
-    snapshot = state.snapshot(backend)
-    if "draft" in snapshot.lengths:
-        snapshot.lengths["draft"] = state.position - 1 if drafting else 0
-    return snapshot
 
 
 def _recurrent_bytes(value: Any) -> int:
@@ -362,7 +361,7 @@ def _recurrent_bytes(value: Any) -> int:
         return sum(
             _recurrent_bytes(getattr(value, one.name))
             for one in fields(value)
-            if one.name not in {"bound", "tokens"}
+            if one.name not in {"bound", "tokens", "trail", "draft", "_head"}
         )
     if isinstance(value, tuple):
         return sum(map(_recurrent_bytes, value))

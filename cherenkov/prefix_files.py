@@ -26,7 +26,7 @@ from cherenkov.backends.base import AttentionState
 from cherenkov.errors import ConfigError, CorruptModel, DiskError
 from cherenkov.packing.durable import write_file
 from cherenkov.pages import PAGE_TOKENS, Page, size_of
-from cherenkov.prefix_cache import Point, goes_on, names_of
+from cherenkov.prefix_cache import Point, goes_on, name_of
 from cherenkov.state import Snapshot
 from cherenkov.trail import Trail
 
@@ -140,7 +140,7 @@ class PrefixFiles(Generic[A]):
                 target=self._write_all, name="cherenkov-prefixes", daemon=True
             )
             self._thread.start()
-        self._waiting.put((name, point, [self._backend.host(a) for a in _arrays(point)]))
+        self._waiting.put((name, point, self._hosted(point)))
 
     def find(self, owner: str, prompt: NDArray[np.int32], longer_than: int) -> Point[A] | None:
         """The longest point on disk that a prompt begins with, if it has more than so many tokens."""
@@ -164,6 +164,11 @@ class PrefixFiles(Generic[A]):
             self._touch(file)
             return point
         return None
+
+    def _hosted(self, point: Point[A]) -> list[NDArray[Any]]:
+        arrays = [self._backend.host(array) for array in _arrays(point)]
+        tail = [] if point.logits is None else [point.logits]
+        return [point.tokens, *arrays, *tail]
 
     def close(self) -> None:
         """Write what waits, and join the thread."""
@@ -241,7 +246,7 @@ class PrefixFiles(Generic[A]):
             os.utime(file.path)
 
     def _name(self, point: Point[A]) -> str:
-        name = names_of(point)[-1]
+        name = name_of(point)
         return hashlib.blake2b(self._belongs.encode() + name, digest_size=16).hexdigest() + _SUFFIX
 
     # --- writing, in the thread
@@ -269,6 +274,7 @@ class PrefixFiles(Generic[A]):
             "tokens": point.position,
             "complete": point.logits is not None,
             "lengths": point.snapshot.lengths,
+            "trail": [[first, rows] for first, rows, _ in point.snapshot.trail.pieces],
             "pages": [len(page.arrays) for page in point.pages],
             "arrays": [[str(a.dtype), list(a.shape)] for a in arrays],
             "sum": f"{total.intdigest():016x}",
@@ -323,23 +329,29 @@ class PrefixFiles(Generic[A]):
             held = tuple(place(_rows_of(next(left), cache)) for cache in caches)
             stop = min(start + PAGE_TOKENS, len(tokens))
             pages.append(Page(start, stop, held, size_of(held)))
-        logits = place(next(left)) if header["complete"] else None
+        trail = Trail(
+            [(int(first), int(rows), place(next(left))) for first, rows in header["trail"]]
+        )
+        logits = next(left) if header["complete"] else None
         lengths = {str(name): int(length) for name, length in header["lengths"].items()}
-        own = tokens.nbytes + sum(size_of(_parts(part)) for part in recurrent.values())
+        own = (
+            tokens.nbytes
+            + trail.size_bytes
+            + sum(size_of(_parts(part)) for part in recurrent.values())
+        )
         own += 0 if logits is None else size_of([logits])
-        snapshot: Snapshot[A] = Snapshot(len(tokens), recurrent, lengths, Trail())
+        snapshot: Snapshot[A] = Snapshot(len(tokens), recurrent, lengths, trail)
         return Point(owner, tokens, snapshot, tuple(pages), logits, own)
 
 
 def _arrays(point: Point[Any]) -> Iterator[Any]:
-    """Everything of a point, in the order of a file."""
-    yield point.tokens
+    """What a backend holds of a point, in the order of a file."""
     for part in point.snapshot.recurrent.values():
         yield from _parts(part)
     for page in point.pages:
         yield from page.arrays
-    if point.logits is not None:
-        yield point.logits
+    for _, _, wide in point.snapshot.trail.pieces:
+        yield wide
 
 
 def _parts(part: Any) -> Iterator[Any]:

@@ -80,15 +80,24 @@ def is_checkpoint(folder: Path) -> bool:
     return is_file(folder / "config.json")
 
 
-def open_source(folder: Path, on_event: Listener = ignore) -> Checkpoint:
+def open_source(
+    folder: Path, on_event: Listener = ignore, *, draft_head: bool = True
+) -> Checkpoint:
     """Open a checkpoint folder for preparing: recognised, complete, every shape right.
+
+    Args:
+        folder: of the checkpoint.
+        on_event: told what is left out.
+        draft_head: take the draft head, if there is one; it must be complete then.
 
     Raises:
         ModelNotFound, UnsupportedModel, CorruptModel, DiskError: as the trouble is.
     """
     config = _config(folder)
     family = family_of(config)
-    if family.inventory(config) != family.inventory(
+    if not draft_head:
+        config = family.without_draft(config)
+    elif family.inventory(config) != family.inventory(
         family.without_draft(config)
     ) and not has_draft_head(folder):
         on_event(
@@ -105,6 +114,7 @@ def prepare(
     bits: int | None = None,
     experts: Iterable[int] = (),
     lowbit: str = REFIT,
+    draft_head: bool = True,
     threads: int = 0,
     on_event: Listener = ignore,
 ) -> Path:
@@ -119,6 +129,8 @@ def prepare(
         experts: widths that routed experts should be there in, such as `(4, 3, 2)`: the store's own is there anyway, 3
             and 2 are made from it, or from the checkpoint if that is BF16 and still there.
         lowbit: how: `refit` minimises the error; `truncate` gives the Rust engine's files, which only it computes with.
+        draft_head: take the draft head, if the checkpoint has one; False for a store without, also of files where it
+            is incomplete.
         threads: workers, 0 for one a core.
         on_event: told of progress and choices.
 
@@ -142,7 +154,7 @@ def prepare(
         store = locate(source, on_event)
     else:
         checked_path("output", output)
-        checkpoint, target = _unpacked(source, output, on_event)
+        checkpoint, target = _unpacked(source, output, on_event, draft_head=draft_head)
         if widths:  # refused now, and not when the store is written
             _check_widths(make_plan(checkpoint, bits, None).bits, widths, lowbit)
         store = pack(checkpoint, target, bits=bits, threads=threads, on_event=on_event)
@@ -152,7 +164,11 @@ def prepare(
 
 
 def _unpacked(
-    source: str | os.PathLike[str], output: str | os.PathLike[str], on_event: Listener
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    on_event: Listener,
+    *,
+    draft_head: bool,
 ) -> tuple[Checkpoint, Path]:
     """A checkpoint that is no store yet, and where that shall be."""
     folder = demo_folder() if os.fspath(source) == DEMO else expanded(source)
@@ -164,7 +180,7 @@ def _unpacked(
         raise ConfigError("output", os.fspath(output), f"{folder} is a store already")
     if not is_checkpoint(folder):
         raise _not_found(source, folder)
-    return open_source(folder, on_event), target
+    return open_source(folder, on_event, draft_head=draft_head), target
 
 
 def _check_widths(own: int, widths: tuple[int, ...], lowbit: str) -> None:

@@ -107,7 +107,7 @@ class Row:
         """The weight of a token, in float64."""
         return float(self._weighed(np.array([value_at(self.logits, token)]))[0])
 
-    def _weighed(self, values: Plain) -> Weights:
+    def _weighed(self, values: Weights) -> Weights:
         # A tiny temperature: everything below the largest is impossible.
         with np.errstate(over="ignore"):
             weights: Weights = np.exp((values - self.largest) / self.temperature)
@@ -149,7 +149,8 @@ class Row:
         """Whether all tokens seem to weigh `least` together. A guess, from a few of them, for what is only about speed."""
         stride = max(1, self.size // _SAMPLED)
         base = self.logits.base if isinstance(self.logits, Amended) else self.logits
-        return float(self._weighed(base[stride // 2 :: stride]).sum()) * stride >= least
+        some = base[stride // 2 :: stride].astype(np.float64)
+        return float(self._weighed(some).sum()) * stride >= least
 
     def mass_before(self, token: int) -> float:
         """The sum of the weights of all tokens before one, in float64. Slow."""

@@ -42,7 +42,7 @@ class Snapshot(Generic[A]):
     position: int
     recurrent: dict[str, Any]
     lengths: dict[str, int]
-    trail: Trail[A]
+    trail: Trail[A] = field(default_factory=Trail)
 
 
 @dataclass(slots=True)

@@ -32,12 +32,21 @@ __all__ = ["Stepper"]
 
 
 class Stepper:
-    """Runs lanes of one model. Not for several threads at once."""
+    """Runs lanes of one model. Not for several threads at once.
+
+    Attributes:
+        wide: the residual that the last step left, until the next.
+        rows: how many of its rows each lane had, drafts included.
+        shares: the logits of each lane that were asked for, or None.
+    """
 
     def __init__(self, loaded: Loaded, clock: Callable[[], float] = time.perf_counter) -> None:
         """Make one for a model; it costs nothing."""
         self._loaded = loaded
         self._clock = clock
+        self.wide: Any = None
+        self.rows: list[int] = []
+        self.shares: list[NDArray[np.float32] | None] = []
 
     def step(
         self,
@@ -73,7 +82,12 @@ class Stepper:
             speculation.verified(deciding, network.read_bytes - read_bytes, alone)
         if speculation.is_on:
             self._remember(lanes, parts, wide)
-        return _taken(lanes, logits)
+        self.wide, self.rows = wide, [len(tokens) for _, tokens in parts]
+        self.shares = _shared(lanes, logits)
+        return [
+            iter(()) if share is None else lane.take(share)
+            for lane, share in zip(lanes, self.shares, strict=True)
+        ]
 
     def _remember(
         self, lanes: Sequence[Lane], parts: Sequence[tuple[State[Any], list[int]]], wide: Any
@@ -97,12 +111,13 @@ def _wanted(lanes: Sequence[Lane], parts: Sequence[tuple[State[Any], list[int]]]
     ]
 
 
-def _taken(lanes: Sequence[Lane], logits: NDArray[np.float32] | None) -> list[Iterator[Step]]:
-    """Every lane's share of the logits, taken when it is asked for."""
-    found: list[Iterator[Step]] = []
+def _shared(
+    lanes: Sequence[Lane], logits: NDArray[np.float32] | None
+) -> list[NDArray[np.float32] | None]:
+    """Every lane's share of the logits."""
+    found: list[NDArray[np.float32] | None] = []
     at = 0
     for lane in lanes:
-        share = None if logits is None else logits[at : at + lane.asks]
-        found.append(lane.take(share) if share is not None and lane.asks else iter(()))
+        found.append(logits[at : at + lane.asks] if logits is not None and lane.asks else None)
         at += lane.asks
     return found

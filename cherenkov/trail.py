@@ -63,6 +63,16 @@ class Trail(Generic[A]):
         kept = [backend.copy(piece) for _, piece in self.between(first, last, backend)]
         self._pieces = [(first, last - first, backend.stack(kept))] if kept else []
 
+    @property
+    def size_bytes(self) -> int:
+        """Memory of what is kept."""
+        return sum(int(getattr(piece, "nbytes", 0)) for _, _, piece in self._pieces)
+
+    @property
+    def pieces(self) -> tuple[tuple[int, int, A], ...]:
+        """First position, rows, and the residuals `[rows, S*D]`, in order; never written to."""
+        return tuple(self._pieces)
+
     def copy(self) -> Trail[A]:
         """The same; what is in it never changes."""
         return Trail(list(self._pieces))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from litestar import Litestar, Request, Response
@@ -23,14 +22,13 @@ from cherenkov_server.routes.looking import (
     tokenize,
 )
 from cherenkov_server.routes.sessions import close_session, open_session, retrieve_session
+from cherenkov_server.stream import log_failure
 from cherenkov_server.wire.refusals import Refusal, refusal_of
 
 if TYPE_CHECKING:
     from cherenkov_server.control import Service
 
 __all__ = ["make_app"]
-
-_log = logging.getLogger("cherenkov.server")
 
 
 def make_app(service: Service, keys: Keys | None = None) -> Guard:
@@ -71,12 +69,7 @@ def make_app(service: Service, keys: Keys | None = None) -> Guard:
 def _refuse(_request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     refusal = _of_framework(error) if isinstance(error, HTTPException) else refusal_of(error)
     if refusal.status == 500:
-        # The kind of error and where it came from, but not its words: they may hold somebody's text.
-        trace, places = error.__traceback__, []
-        while trace is not None:
-            places.append(f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}")
-            trace = trace.tb_next
-        _log.error("a request failed: %s at %s", type(error).__name__, " > ".join(places[-4:]))
+        log_failure(error)
     return Response(refusal.body, status_code=refusal.status, headers=refusal.headers)
 
 

@@ -75,6 +75,10 @@ class ServerSettings(_Section):
     """Web pages that may call, as exact origins: `https://app.example`."""
     allowed_hosts: list[str] = []
     """Names, beside loopback ones, that requests may call this server."""
+    drafts: Annotated[int, Field(ge=0, le=3)] = 2
+    """Tokens to guess ahead in a step, at most. They change nothing in what is said."""
+    speculate: Literal["auto", "mtp", "ngram", "off"] = "auto"
+    """Who guesses: the model's draft head, the text so far, whichever promises more, or nobody."""
     log_json: bool = False
     """Log lines as JSON."""
 
@@ -182,8 +186,14 @@ class Experts(_Section):
 
     resident_bits: Annotated[int, Field(ge=0, le=16)] = 0
     """3 or 2: experts that `prepare` made from the store's; 0 takes those of the store."""
+    miss_bits: Annotated[int, Field(ge=0, le=3)] = 0
+    """3 or 2: how experts are read that a layer misses; 0 as the others. The answer then depends on the cache."""
+    cut_weak: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Missing experts of less weight than this are left out of the sum; 0 for none. The answer then depends on the disk."""
     pool_gb: float | Literal["adaptive", "max"] = "adaptive"
     """Memory for experts: a size, `adaptive` or `max`."""
+    build_missing_store: bool = True
+    """Make a store of a checkpoint that has none, before serving; else only a store is served."""
 
 
 class ServerConfig(_Section):

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cherenkov.engine import Engine, Limits
+from cherenkov.errors import ConfigError
 from cherenkov.events import ignore
 from cherenkov.model import Model
+from cherenkov.preparation import expanded, is_store
 from cherenkov.units import MIB
 
 if TYPE_CHECKING:
@@ -32,6 +34,13 @@ def engine_of(
     asked = model_options(config) | dict(options or {})
 
     def load() -> Model:
+        if not config.experts.build_missing_store and not is_store(expanded(config.selector)):
+            raise ConfigError(
+                "experts.build_missing_store",
+                False,
+                f"{config.selector} is no store: make one with cherenkov prepare",
+                source="settings",
+            )
         return Model.load(config.selector, on_event=on_event, **asked)
 
     return Engine(load, limits_of(config))
@@ -50,10 +59,13 @@ def model_options(config: ServerConfig) -> dict[str, Any]:
         "memory_gb": limits.memory_gb,
         "context_tokens": limits.context_tokens,
         "experts": experts.resident_bits,
+        "miss_experts": experts.miss_bits,
+        "cut_weak": experts.cut_weak,
         "sequences": limits.active_requests,
         "prefix_cache_mib": limits.prefix_cache_mib,
     }
     given = {name: value for name, value in options.items() if value}
+    given |= {"drafts": config.server.drafts, "speculate": config.server.speculate}
     return given | ({} if experts.pool_gb == "adaptive" else {"pool": experts.pool_gb})
 
 

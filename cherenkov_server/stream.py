@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from cherenkov_server.wire.refusals import refusal_of
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from cherenkov.serving.requests import Answered
     from cherenkov_server.work import HangUp, Work
 
-__all__ = ["Json", "Refused", "Stream", "Text", "data"]
+__all__ = ["Json", "Refused", "Stream", "Text", "data", "log_failure"]
 
 _log = logging.getLogger("cherenkov.server")
 _DONE = b"data: [DONE]\n\n"
@@ -80,7 +81,7 @@ class Refused(Json):
     def __init__(self, error: BaseException, *, is_unavailable: bool = False) -> None:
         refusal = refusal_of(error, is_unavailable=is_unavailable)
         if refusal.status == 500:
-            _log.error("a request failed: %s: %s", type(error).__name__, refusal.message)
+            log_failure(error)
         super().__init__(refusal.body, status=refusal.status, headers=refusal.headers)
 
 
@@ -110,6 +111,7 @@ class Stream:
         self._pieces = pieces
         self._last = last
         self._quiet_s = quiet_s
+        self._sent_at = time.monotonic()
         self._headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-store",
@@ -119,6 +121,7 @@ class Stream:
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send it. What must happen at the end never waits, see `HangUp`."""
+        keeping = asyncio.create_task(self._keep_alive(send))
         try:
             await send(
                 {
@@ -128,43 +131,43 @@ class Stream:
                 }
             )
             async for piece in self._all():
+                self._sent_at = time.monotonic()
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+            keeping.cancel()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
+            keeping.cancel()
             self._hang_up.stop()
             self._work.end()
 
     async def _all(self) -> AsyncIterator[bytes]:
-        events = aiter(self._work.events())
         try:
-            async for index, event in _or_quiet(events, self._quiet_s):
-                piece = _QUIET if event is None else self._pieces(index, event)
+            async for index, event in self._work.events():
+                piece = self._pieces(index, event)
                 if piece:
                     yield piece
         except Exception as error:  # noqa: BLE001 - the status is out; this is how the client can know
             refusal = refusal_of(error)
             if refusal.status == 500:
-                _log.exception("a stream failed")
+                log_failure(error)
             yield data(refusal.body)
             return
         yield self._last() + _DONE
 
+    async def _keep_alive(self, send: Send) -> None:
+        while True:
+            await asyncio.sleep(self._quiet_s)
+            if time.monotonic() - self._sent_at >= self._quiet_s:
+                await send({"type": "http.response.body", "body": _QUIET, "more_body": True})
 
-async def _or_quiet(
-    events: AsyncIterator[tuple[int, Answered]], quiet_s: float
-) -> AsyncIterator[tuple[int, Answered | None]]:
-    """The same events, and None whenever none came for so long."""
-    while True:
-        coming = asyncio.ensure_future(anext(events, None))
-        try:
-            while not (await asyncio.wait([coming], timeout=quiet_s))[0]:
-                yield 0, None
-            event = coming.result()
-        finally:
-            coming.cancel()
-        if event is None:
-            return
-        yield event
+
+def log_failure(error: BaseException) -> None:
+    """Tell of an error that is our fault: its class and where it was. Its words may be somebody's."""
+    trace, places = error.__traceback__, []
+    while trace is not None:
+        places.append(f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    _log.error("a request failed: %s at %s", type(error).__name__, " > ".join(places[-4:]))
 
 
 def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

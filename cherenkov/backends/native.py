@@ -447,10 +447,8 @@ class Native(Backend[Matrix, Floats]):
     ) -> Floats:
         """Computes waves as they arrive; the one that completes the choice also puts the sum into `target`."""
         compute, pool = self._engine.expert_wave, arrivals.pool
-        record, described = (
-            self._describe(pool.layout, describe.expert_record),
-            self._describe(shared, describe.shared_weights),
-        )
+        record = self._describe(pool.layout, describe.expert_record)
+        described = self._describe(shared, describe.shared_weights)
         complete, lower = False, self._lower(pool)
         for wave in arrivals:
             complete = compute(

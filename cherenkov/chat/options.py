@@ -15,7 +15,7 @@ from cherenkov.text.stops import StopStrings
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ChatOptions", "Settings"]
+__all__ = ["ChatOptions", "SamplingOptions", "Settings", "sampled"]
 
 _SAMPLING = tuple(one.name for one in fields(Sampling))
 _OWN = (
@@ -30,7 +30,21 @@ _OWN = (
 )
 
 
-class ChatOptions(TypedDict, total=False):
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `cherenkov.Sampling`, one by one."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int | None
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...]
+
+
+class ChatOptions(SamplingOptions, total=False):
     """Options of `Model.chat`, `Model.stream_chat`, `Model.session`, `Session.send` and `Session.stream`.
 
     `sampling` sets all of sampling at once; the fields of `cherenkov.Sampling` may also be given one by one.
@@ -46,15 +60,6 @@ class ChatOptions(TypedDict, total=False):
     """
 
     sampling: Sampling | None
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int | None
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...]
     max_tokens: int | None
     stop: str | Sequence[str] | None
     thinking: bool
@@ -104,11 +109,7 @@ class Settings:
         Raises:
             RequestError: if there is no such option, or its value makes no sense; `param` names it.
         """
-        for name in options:
-            if name not in _OWN and name not in _SAMPLING:
-                near = difflib.get_close_matches(name, (*_OWN, *_SAMPLING), n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise RequestError(f"{name:.60}: there is no such option{hint}", param=name)
+        _check_names(options, (*_OWN, *_SAMPLING))
         own = {name: options[name] for name in _OWN if name in options}
         changes: dict[str, Any] = {"sampling": self._sampled(options)}
         if "max_tokens" in own:
@@ -130,10 +131,8 @@ class Settings:
 
     def _sampled(self, options: Mapping[str, Any]) -> Sampling:
         base = options.get("sampling")
-        base = self.sampling if base is None else base
-        if not isinstance(base, Sampling):
-            raise RequestError(f"sampling = {base!r:.80}: must be a Sampling", param="sampling")
-        return replace(base, **{name: options[name] for name in _SAMPLING if name in options})
+        given = {name: options[name] for name in _SAMPLING if name in options}
+        return sampled(self.sampling if base is None else base, given)
 
     def _top(self, own: Mapping[str, Any]) -> int | None:
         count = checked_top_logprobs(own.get("top_logprobs", self.top_logprobs or 0))
@@ -143,6 +142,30 @@ class Settings:
         if not wanted and own.get("top_logprobs"):
             raise RequestError("top_logprobs: only with logprobs", param="top_logprobs")
         return count if wanted else None
+
+
+def sampled(base: Any, options: Mapping[str, Any]) -> Sampling:
+    """A `Sampling`, with options in place of its fields.
+
+    Args:
+        base: the `Sampling`.
+        options: see `SamplingOptions`.
+
+    Raises:
+        RequestError: if the base is none, there is no such option, or its value makes no sense; `param` names it.
+    """
+    if not isinstance(base, Sampling):
+        raise RequestError(f"sampling = {base!r:.80}: must be a Sampling", param="sampling")
+    _check_names(options, _SAMPLING)
+    return replace(base, **options)
+
+
+def _check_names(options: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise RequestError(f"{name:.60}: there is no such option{hint}", param=name)
 
 
 def _max_tokens(value: Any) -> int | None:

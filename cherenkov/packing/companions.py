@@ -44,8 +44,10 @@ def _config(checkpoint: Checkpoint) -> bytes:
     original = checkpoint.folder / "config.json"
     drafted = any(spec.name.startswith("mtp.") for spec in checkpoint.inventory.dense)
     config = checkpoint.config if drafted else _without_draft(checkpoint.config)
-    if config == checkpoint.config and is_there(original):
-        return read_bytes(vetted(checkpoint.folder, "config.json"), LIMIT_BYTES)
+    if is_there(original):
+        data = read_bytes(vetted(checkpoint.folder, "config.json"), LIMIT_BYTES)
+        if json.loads(data) == config:
+            return data
     return json.dumps(config, indent=2).encode() + b"\n"
 
 

@@ -17,13 +17,17 @@ from cherenkov.lane import Lane
 from cherenkov.logprobs import logprobs
 from cherenkov.serving.job import in_our_words
 from cherenkov.serving.requests import Echoed, Started
-from cherenkov.state import Rows
+from cherenkov.stepping import Stepper
 from cherenkov.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from cherenkov.chat.responder import Responder
+    from cherenkov.lane import Step
     from cherenkov.prefix_cache import PrefixCache
     from cherenkov.serving.job import Job
     from cherenkov.serving.line import Line
@@ -58,16 +62,13 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a job gives to a step: `tokens`, which go on from `position` of its state."""
+    """What a job gives to a step: `rows` of its `pending` tokens, which go on from `position` of its state."""
 
     job: Job
-    tokens: list[int]
+    rows: int
+    pending: list[int]
     position: int
     reads: bool
-
-    @property
-    def rows(self) -> int:
-        return len(self.tokens)
 
 
 class Batch:
@@ -81,6 +82,7 @@ class Batch:
         sessions: for turns that end.
         vocab: entries of a row of logits.
         stall_s: how long an answer waits for its reader.
+        most_said_bytes: of an answer.
         is_stopping: no step may go on.
         on_end: told of each job that is over.
     """
@@ -95,6 +97,7 @@ class Batch:
         *,
         vocab: int,
         stall_s: float,
+        most_said_bytes: int,
         is_stopping: Callable[[], bool],
         on_end: Callable[[Job], None],
     ) -> None:
@@ -103,6 +106,8 @@ class Batch:
         self._responder, self._sessions = responder, sessions
         self._loaded, self._vocab = responder.loaded, vocab
         self._stall_s, self._is_stopping, self._on_end = stall_s, is_stopping, on_end
+        self._stepper = Stepper(responder.loaded)
+        self._most_said_bytes = most_said_bytes
         self._active: list[Job] = []  # those that read a prompt take turns: the next one first
         self._odd = False
 
@@ -177,15 +182,15 @@ class Batch:
             state = self._loaded.network.new_state(ready.capacity)
             if point is not None:
                 point.resume(state, self._loaded.backend)
-            job.lane = Lane(
-                self._loaded, ready.ids, self._responder.wanted(ready.settings), state, ready.random
-            )
-            job.todo = list(job.lane.pending)
+            wanted = self._responder.wanted(ready.settings)
+            if job.request.ignore_eos:
+                wanted = replace(wanted, stop_ids=frozenset())
+            job.lane = Lane(self._loaded, ready.ids, wanted, state, ready.random)
             self._note_shared(job)
             self._start(job, state.position)
-            if point is not None and not job.todo:
+            if point is not None and not job.lane.pending:
                 assert point.logits is not None, "what a whole prompt goes on from"
-                self._sample(job, point.logits)
+                self._sample(job, job.lane.take(point.logits))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this job's alone
             self._fail(job, error)
 
@@ -220,7 +225,7 @@ class Batch:
             room = self.pace.tokens(in_company=len(self._active) > 1)
             return [self._reading(alone[0], room)]
         parts = [
-            _Part(job, list(job.running.pending), job.position, reads=False)
+            _Part(job, 1, list(job.running.pending), job.position, reads=False)
             for job in self._active
             if job.phase == "decoding" and not job.ticket.full_s
         ]
@@ -236,13 +241,12 @@ class Batch:
     @staticmethod
     def _reading(job: Job, room: int) -> _Part:
         """The next chunk of a prompt: as few as need be, of nearly equal length."""
-        count = min(job.until(), len(job.todo))
+        count = job.until()
         rows = -(-count // -(-count // room))
-        return _Part(job, job.todo[:rows], job.position, reads=True)
+        return _Part(job, rows, list(job.running.pending), job.position, reads=True)
 
     def _step(self, parts: list[_Part]) -> None:
-        network = self._loaded.network
-        jobs = [part.job for part in parts]
+        jobs, stepper = [part.job for part in parts], self._stepper
 
         def check() -> None:
             if self._is_stopping() or all(job.ticket.is_cancelled for job in jobs):
@@ -252,39 +256,37 @@ class Batch:
         try:
             with self._responder.lock:
                 self._responder.check_open()
-                rows = Rows([(part.job.running.state, part.tokens) for part in parts])
-                wide = network.forward(rows, check=check)
-                places = _places(parts)
-                picked = [row for chosen in places for row in chosen]
-                logits = network.logits(wide, picked) if picked else None
+                found = stepper.step(
+                    [job.running for job in jobs], [part.rows for part in parts], check
+                )
         except Exception as error:  # noqa: BLE001 - whatever it is, somebody must be told
             self._broken(parts, error)
             return
         self._note(parts, time.perf_counter() - begun)
-        first = row = 0
-        for part, chosen in zip(parts, places, strict=True):
-            own = None if logits is None or not chosen else logits[first : first + len(chosen)]
+        row = 0
+        for i, (part, steps) in enumerate(zip(parts, found, strict=True)):
             try:
-                self._stepped(part, wide, row, own)
+                self._stepped(part, row, stepper.shares[i], steps)
             except Exception as error:  # noqa: BLE001 - the others have what they need
                 self._fail(part.job, error)
-            first, row = first + len(chosen), row + part.rows
+            row += stepper.rows[i]
 
-    def _stepped(self, part: _Part, wide: Any, row: int, logits: Any) -> None:
-        """A job's rows have been run; `logits` are of its last ones, if it samples now."""
+    def _stepped(
+        self, part: _Part, row: int, share: NDArray[np.float32] | None, steps: Iterator[Step]
+    ) -> None:
+        """A job's rows have been run, the first as `row` of the step; `share` are logits if it samples now."""
         job = part.job
         if part.reads:
             if job.ready.reads_all and len(job.prompt_logprobs) < len(job.ready.ids):
-                self._read(part, wide, row)
-            del job.todo[: part.rows]
+                self._read(part, self._stepper.wide, row)
             self._active.remove(job)
             self._active.append(job)
             if job.position in job.ready.points:
-                self.cache.store(job.request.owner, job.running.state, logits)
-            if job.todo:
+                self.cache.store(job.request.owner, job.running.state, share)
+            if share is None:
                 return
         if job.ready.samples:
-            self._sample(job, logits)
+            self._sample(job, steps)
         else:
             self._finish(job)
 
@@ -309,17 +311,19 @@ class Batch:
             assert job.ready.echo is not None
             job.ticket.put(Echoed(job.ready.echo, ids, tuple(found)))
 
-    def _sample(self, job: Job, logits: Any) -> None:
-        """Tokens come of logits, and events of tokens."""
+    def _sample(self, job: Job, steps: Iterator[Step]) -> None:
+        """Tokens come of a step, and events of tokens."""
         job.phase, job.alone = "decoding", False
         lane, answer = job.running, job.ready.answer
-        for step in lane.take(logits):
+        for step in steps:
             self.tally.output_tokens += 1
             job.take(step)
             if answer.is_over:
                 break
         if lane.is_over or answer.is_over:
             self._finish(job)
+        elif job.said_bytes > self._most_said_bytes:
+            self._finish(job, "length")
 
     def _note(self, parts: Sequence[_Part], seconds: float) -> None:
         read = sum(part.rows for part in parts if part.reads)
@@ -351,11 +355,9 @@ class Batch:
 
     def _reread(self, part: _Part) -> None:
         job, lane = part.job, part.job.running
-        following = job.todo if part.reads else part.tokens[:1]
-        tokens = [*lane.state.tokens[: part.position], *following]
-        lane.state = self._state(job, tokens)
-        job.todo = tokens[lane.state.position :]
-        lane.pending = list(job.todo)
+        tokens = [*lane.state.tokens[: part.position], *part.pending]
+        state = self._state(job, tokens)
+        lane.restart(state, tokens[state.position :])
         job.phase, job.alone = "prefilling", True
         self.tally.rebuilt += 1
 
@@ -370,9 +372,9 @@ class Batch:
             point.resume(state, self._loaded.backend)
         return state
 
-    def _finish(self, job: Job) -> None:
-        """An answer has ended by itself: it counts, unless its caller was quicker."""
-        events, reply = job.ended()
+    def _finish(self, job: Job, reason: str | None = None) -> None:
+        """An answer has ended, by itself or for a `reason`: it counts, unless its caller was quicker."""
+        events, reply = job.ended(reason)
         ready, turn = job.ready, job.turn
         if turn is not None:
             assert ready.record is not None
@@ -415,18 +417,3 @@ class Batch:
         if job in self._active:
             self._active.remove(job)
         self._on_end(job)
-
-
-def _places(parts: Sequence[_Part]) -> list[list[int]]:
-    """Rows of a step whose logits are wanted, by part: all that a lane has pending, or the last of a prompt."""
-    places, row = [], 0
-    for part in parts:
-        last = row + part.rows
-        if not part.reads:
-            places.append(list(range(row, last)))
-        elif part.rows == len(part.job.todo) and part.job.ready.samples:
-            places.append([last - 1])
-        else:
-            places.append([])
-        row = last
-    return places

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cherenkov.chat.replies import Finished, Usage
+from cherenkov.chat.replies import Finished, ReasoningDelta, TextDelta, Usage
 from cherenkov.errors import BackendError, CapacityError, CherenkovError
 from cherenkov.serving.figures import RequestStatus
 from cherenkov.serving.requests import ChatRequest, CompletionRequest, Logprobs
@@ -92,9 +92,9 @@ class Job:
         phase: `preparing`, `queued`, `prefilling`, `decoding`.
         prepared: once it is.
         lane: once its turn has come.
-        todo: tokens that the lane's state lacks, before it can sample.
         cached: tokens of the prompt that were not read.
         outputs: tokens sampled.
+        said_bytes: of text and reasoning so far.
         alone: it takes no step together with others, until it has sampled again: a step that it shared failed.
         refused_since: since when it has not fitted, though a lane was free.
         prompt_logprobs: of the tokens of the prompt, if they are asked for.
@@ -106,9 +106,9 @@ class Job:
     phase: str = "preparing"
     prepared: Prepared | None = None
     lane: Lane | None = None
-    todo: list[int] = field(default_factory=list)
     cached: int = 0
     outputs: int = 0
+    said_bytes: int = 0
     alone: bool = False
     refused_since: float | None = None
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -155,7 +155,8 @@ class Job:
     def until(self) -> int:
         """How many tokens may be read before it must be looked at: up to the next point, or the end."""
         here = self.position
-        return next((p for p in self.ready.points if p > here), here + len(self.todo)) - here
+        end = here + len(self.running.pending)
+        return next((p for p in self.ready.points if here < p < end), end) - here
 
     def take(self, step: Step) -> None:
         """A token has been sampled: say what it makes certain."""
@@ -165,6 +166,8 @@ class Job:
         if step.logprobs is not None and step.finish_reason != "stop":
             self.ticket.put(Logprobs(step.logprobs))
         for event in self.ready.answer.feed(step):
+            if isinstance(event, TextDelta | ReasoningDelta):
+                self.said_bytes += len(event.text.encode(errors="surrogatepass"))
             self.ticket.put(event)
 
     def ended(self, reason: str | None = None) -> tuple[list[Event], Reply]:

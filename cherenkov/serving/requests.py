@@ -48,7 +48,7 @@ class Limits:
         prefix_cache_idle_s: a point that nobody went on from for so long goes; 0 for never.
         prefix_cache_dir: where points that must go are written to; None for nowhere.
         prefix_cache_disk_bytes: and how much of the disk they may take.
-        response_bytes: text of an answer that is reckoned with.
+        response_bytes: text of an answer, reasoning included; one that is longer ends there, as `length`.
     """
 
     max_batch: int = 4
@@ -82,6 +82,7 @@ class ChatRequest:
         settings: checked options: `Settings().updated(options)`.
         tools: functions that may be called, as JSON schemas.
         no_answer: read the prompt and sample nothing: `max_tokens` of 0.
+        ignore_eos: go on to `max_tokens`, whatever the model says.
         owner: whose it is. What was read for one owner is never used for another.
         request_id: 1 to 80 of `A-Z a-z 0-9 _ -`; empty has one made.
     """
@@ -90,6 +91,7 @@ class ChatRequest:
     settings: Settings = field(default_factory=Settings)
     tools: Sequence[Mapping[str, Any]] | None = None
     no_answer: bool = False
+    ignore_eos: bool = False
     owner: str = ""
     request_id: str = ""
 
@@ -103,6 +105,7 @@ class CompletionRequest:
         settings: checked options, of which `sampling`, `max_tokens`, `stop` and `top_logprobs` matter.
         echo: give the prompt first (`Echoed`), with log-probabilities if `settings.top_logprobs` is set.
         no_answer: read the prompt and sample nothing: `max_tokens` of 0.
+        ignore_eos: as for `ChatRequest`.
         owner: as for `ChatRequest`.
         request_id: as for `ChatRequest`.
     """
@@ -111,6 +114,7 @@ class CompletionRequest:
     settings: Settings = field(default_factory=Settings)
     echo: bool = False
     no_answer: bool = False
+    ignore_eos: bool = False
     owner: str = ""
     request_id: str = ""
 
@@ -128,6 +132,7 @@ class TurnRequest:
         options: unchecked options (`ChatOptions`), which hold from now on once the turn counts; a `seed` begins the random
             numbers anew.
         tools: functions that may be called from now on; None leaves them as they are.
+        ignore_eos: as for `ChatRequest`, for this turn.
         owner: must be the session's.
         request_id: as for `ChatRequest`.
     """
@@ -136,6 +141,7 @@ class TurnRequest:
     message: Said
     options: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Mapping[str, Any]] | None = None
+    ignore_eos: bool = False
     owner: str = ""
     request_id: str = ""
 

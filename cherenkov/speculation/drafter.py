@@ -81,6 +81,7 @@ class Speculation:
         counts: what happened so far.
         acceptance: of all texts.
         pace: what steps take.
+        clock: what measures it, in seconds.
 
     Raises:
         ConfigError: `mtp`, and the model has no head.
@@ -105,7 +106,7 @@ class Speculation:
         self._most = drafts if wanted else 0
         self._looks_up = mode in ("auto", "ngram")
         self._backend = backend
-        self._clock = clock
+        self.clock = clock
         self._head: Head[Any] | None = None
         if wanted and network.drafts and mode != "ngram":
             self._head = Head(network, backend)
@@ -135,6 +136,11 @@ class Speculation:
             return
         self._head.ran(state, state.position - rows, rows, wide)
         if certain and state.position - state.draft_position > MOST_BEHIND:
+            self._head.catch_up(state)
+
+    def catch_up(self, state: State[Any]) -> None:
+        """Have the head read all that is certain, so that what it lacks is one row: before a state is kept for long."""
+        if self._head is not None:
             self._head.catch_up(state)
 
     def propose(self, lanes: Sequence[Drafting]) -> None:
@@ -174,11 +180,11 @@ class Speculation:
 
     def _ask_head(self, lanes: Sequence[Drafting], count: int) -> None:
         assert self._head is not None
-        begun = self._clock()
+        begun = self.clock()
         parts = [(lane.state, lane.pending[0]) for lane in lanes]
         for lane, guess in zip(lanes, self._head.draft(parts, count), strict=True):
             lane.drafter.tokens = guess[: lane.room]
-        self.pace.drafted(len(lanes), count, self._clock() - begun)
+        self.pace.drafted(len(lanes), count, self.clock() - begun)
         self.counts.head_rows = self._head.rows
 
     def _choose(self, lane: Drafting, most: int) -> list[float]:

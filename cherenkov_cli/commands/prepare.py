@@ -30,6 +30,7 @@ __all__ = ["command"]
     show_default=True,
     help="How 3 and 2 bits are made: refit for the least error, truncate for the Rust engine's files.",
 )
+@click.option("--no-draft-head", is_flag=True, help="Leave the draft head out.")
 @click.option("--threads", type=int, default=0, metavar="N", help="Workers; 0 is one a core.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress or notes.")
 def command(
@@ -38,6 +39,7 @@ def command(
     bits: int | None,
     experts: str | None,
     lowbit: str,
+    no_draft_head: bool,
     threads: int,
     quiet: bool,
 ) -> None:
@@ -59,6 +61,7 @@ def command(
             bits=bits,
             experts=widths,
             lowbit=lowbit,
+            draft_head=not no_draft_head,
             threads=threads,
             on_event=report,
         )

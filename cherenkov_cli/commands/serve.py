@@ -36,7 +36,11 @@ _KEYS = {
     "prefix_cache_mb": "limits.prefix_cache_mib",
     "prefix_cache_dir": "limits.prefix_cache_dir",
     "max_tokens": "defaults.max_tokens",
+    "drafts": "server.drafts",
+    "speculate": "server.speculate",
     "experts": "experts.resident_bits",
+    "miss_experts": "experts.miss_bits",
+    "cut_weak": "experts.cut_weak",
     "pool_gb": "experts.pool_gb",
 }
 

@@ -8,7 +8,9 @@ namespace cherenkov::cpu {
 
 namespace {
 
-constexpr double patience = 0.05;  // seconds; after that the host waits, who listens to Ctrl-C
+// Seconds; after that the host waits, who listens to Ctrl-C.
+constexpr double patience = 0.05;
+constexpr double patience_in_all = 0.25;  // of one stretch
 
 template <typename List, typename T>
 bool contains(const List& list, const T& value) {
@@ -65,7 +67,10 @@ bool Flow::layer(Engine& e, const std::vector<Layer>& layers, int index, const S
         e.scratch.reset();
         expert_wave(e, pool, {here_.data(), slots_.data(), static_cast<int>(here_.size())}, *layer.shared, m);
     }
-    if (!await(e, layer, pool, m)) return false;
+    if (!await(e, layer, pool, m)) {
+        hand_back(missing, unplaced);
+        return false;
+    }
     e.scratch.reset();
     finish_mixture(e, m, wide);
 
@@ -77,6 +82,20 @@ bool Flow::layer(Engine& e, const std::vector<Layer>& layers, int index, const S
     for (const int32_t slot : slots_) counts.lower_hits += memory_.tags[slot];
     if (terms_.lower) counts.lower_misses += static_cast<int64_t>(unplaced.size());
     return true;
+}
+
+// Counts so that it comes out right when the host asks for the layer's experts again: it will find in memory what has landed,
+// and take for predicted what is still coming.
+void Flow::hand_back(const std::vector<int64_t>& missing, const std::vector<int64_t>& unplaced) {
+    for (const int64_t record : missing) {
+        const bool own = contains(unplaced, record), landed = !contains(missing_, record);
+        if (!landed && coming(record) == nullptr) continue;  // it failed, and is asked for anew
+        if (landed) missed.push_back(record);
+        counts.misses += landed ? 1 : 0;
+        if (own != landed) counts.joined += landed ? 1 : -1;
+        if (own && terms_.lower) counts.lower_misses++, counts.lower_hits -= landed ? 1 : 0;
+    }
+    missing_.clear();
 }
 
 // Computes what lands until nothing is missing.
@@ -94,6 +113,7 @@ bool Flow::await(Engine& e, const Layer& layer, const Slots& pool, Mixture& m) {
             if (waited >= patience || terms_.coming.empty()) return false;
             continue;
         }
+        if (counts.stall_s > patience_in_all && !missing_.empty()) return false;
         e.scratch.reset();
         expert_wave(e, pool, {ready_.data(), ready_slots_.data(), static_cast<int>(ready_.size())}, *layer.shared, m);
     }

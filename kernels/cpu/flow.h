@@ -78,6 +78,7 @@ private:
     void begin(const std::vector<int64_t>& records, const std::vector<int>& slots, bool required);
     void distinct(const int32_t* ids, size_t count, std::vector<int32_t>& found);
     Coming* coming(int64_t record);
+    void hand_back(const std::vector<int64_t>& missing, const std::vector<int64_t>& unplaced);
     bool await(Engine& e, const Layer& layer, const Slots& pool, Mixture& m);
 
     const Memory memory_;

@@ -36,13 +36,13 @@ LogitTally tally_piece(const T* logits, int n, double largest, double inverse, T
     }
     if (found.count == 0) return found;
     exponents(logits, n, largest, inverse, weights);
-    for (int i = 0; i < n; i++) {
-        // Not quite 0, but 128 of these are nothing beside the one that is above.
-        weights[i] = logits[i] > bound ? weights[i] : -1e3F;
-        higher[i] = static_cast<float>(static_cast<int32_t>(logits[i] > upper));
-    }
+    // Not quite 0, but 128 of these are nothing beside the one that is above.
+    if (found.count < n)
+        for (int i = 0; i < n; i++) weights[i] = logits[i] > bound ? weights[i] : -1e3F;
     found.mass = exponentials(weights, 0.0F, n);
-    if (found.upper_count > 0) found.upper_mass = dot(weights, higher, n);
+    if (found.upper_count == 0) return found;
+    for (int i = 0; i < n; i++) higher[i] = static_cast<float>(static_cast<int32_t>(logits[i] > upper));
+    found.upper_mass = dot(weights, higher, n);
     return found;
 }
 

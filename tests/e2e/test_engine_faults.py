@@ -177,10 +177,10 @@ def test_a_record_that_cannot_be_read(model, alone, monkeypatch):
         needed[text] = {int(i) for i in model.routes(ids)[:, 0].ravel()}
     only = next(iter(needed[LONG] - needed["Hello"]))
 
-    def broken(layer, ids):
+    def broken(layer, ids, *rest, **options):
         if layer == 0 and only in ids:
             raise DiskError("experts.bin", "read", 5)
-        return acquire(layer, ids)
+        return acquire(layer, ids, *rest, **options)
 
     with Engine(model) as engine:
         monkeypatch.setattr(model.experts, "acquire", broken)
@@ -428,6 +428,24 @@ def test_draining(model, alone):
     with Engine(model) as engine:
         left = [engine.submit(asked(text, max_tokens=100)) for text in TEXTS]
     assert all(isinstance(outcome(t), tuple) or outcome(t) is Cancelled for t in left)
+
+
+def test_going_on_whatever_the_model_says(model):
+    settings = Settings().updated({"max_tokens": 30})
+    with Engine(model) as engine:
+        ended = engine.submit(ChatRequest(said("Hello"), settings)).reply()
+        assert ended.finish_reason == "stop"
+        on = engine.submit(ChatRequest(said("Hello"), settings, ignore_eos=True)).reply()
+        assert (on.finish_reason, on.usage.output_tokens) == ("length", 30)
+        assert on.text.startswith(ended.text)
+
+
+def test_an_answer_that_says_too_much(model):
+    settings = Settings().updated({"max_tokens": 60})
+    with Engine(model, Limits(response_bytes=10)) as engine:
+        reply = engine.submit(ChatRequest(said("Hello"), settings, ignore_eos=True)).reply()
+    assert reply.finish_reason == "length"
+    assert 10 < len(reply.text) < 60
 
 
 # --- sessions

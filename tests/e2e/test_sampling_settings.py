@@ -53,3 +53,27 @@ def test_same_seed_same_text_on_every_pool(glow_store):
 def test_a_bias_beyond_the_vocabulary(model):
     with pytest.raises(RequestError, match="there is no token 999999"):
         tokens(model, Sampling(logit_bias={999_999: 1}))
+
+
+def test_settings_may_be_given_one_by_one(model):
+    whole = tokens(model, Sampling(1.0, top_k=50, seed=3))
+    assert tokens(model, Sampling(), temperature=1.0, top_k=50, seed=3) == whole
+    assert tokens(model, Sampling(1.0, seed=3), top_k=50) == whole
+    assert "".join(model.stream(QUESTION, max_tokens=5, temperature=0.0)) == model.generate(
+        QUESTION, max_tokens=5
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "message"),
+    [
+        ({"temprature": 1.0}, "temprature", "did you mean temperature"),
+        ({"logprobs": True}, "logprobs", "there is no such option"),
+        ({"top_p": 2.0}, "top_p", "at most 1"),
+        ({"sampling": 5}, "sampling", "must be a Sampling"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(model, options, param, message):
+    with pytest.raises(RequestError, match=message) as refused:
+        model.generate(QUESTION, **options)
+    assert refused.value.param == param

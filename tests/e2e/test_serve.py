@@ -4,8 +4,10 @@ import importlib.util
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -49,7 +51,7 @@ def url():
 
 @pytest.fixture(scope="module")
 def server(url):
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=200) as client:
         yield client
 
 
@@ -140,6 +142,25 @@ def test_a_long_prompt_is_refused_with_numbers(server):
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
     assert "2048" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_hanging_up_while_the_prompt_is_read(url, server, stream):
+    host, port = url.removeprefix("http://").split(":")
+    long = [{"role": "user", "content": f"{stream} " + "word " * 1500}]
+    body = json.dumps({"messages": long, "stream": stream, "max_tokens": 400}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n"
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        while not server.get("/v1/requests").json()["data"]:
+            pass
+    for _ in range(3000):
+        if not server.get("/v1/requests").json()["data"]:
+            break
+        time.sleep(0.01)
+    else:
+        raise AssertionError("the request goes on")
+    assert chat(server)["choices"][0]["message"]["content"] == "The capital of France is Paris."
 
 
 def test_what_the_template_refuses(server):

@@ -1,7 +1,5 @@
 """Drafts change nothing in what is said: not a token, not a bit of a logit, not a sampled word."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -23,7 +21,14 @@ SAMPLINGS = {
     "sampled": Sampling(temperature=0.9, top_p=0.95, top_k=50, min_p=0.01, seed=5),
     "hot": Sampling(temperature=1.2, presence_penalty=0.7, seed=6),
 }
-LENGTH = 48
+ANSWERS = (
+    ("chat", "greedy"),
+    ("chat", "hot"),
+    ("prose", "sampled"),
+    ("echo", "penalised"),
+    ("echo", "greedy"),
+)
+LENGTH = 40
 
 
 def load(store, **options):
@@ -59,10 +64,8 @@ class Answer:
 def expected(glow_store):
     with load(glow_store, speculate="off") as model:
         return {
-            (text, how): Answer(model, model.encode_prompt(prompt, raw=True), sampling)
-            for (text, prompt), (how, sampling) in itertools.product(
-                PROMPTS.items(), SAMPLINGS.items()
-            )
+            (text, how): Answer(model, model.encode_prompt(PROMPTS[text], raw=True), SAMPLINGS[how])
+            for text, how in ANSWERS
         }
 
 
@@ -79,7 +82,6 @@ class Eager:
     ("mode", "drafts", "pool"),
     [
         ("mtp", 1, None),
-        ("mtp", 2, None),
         ("mtp", 3, None),
         ("mtp", 3, 0.002),
         ("ngram", 3, None),
@@ -163,7 +165,7 @@ def test_no_more_than_was_asked_for(glow_store, expected):
             found = Answer(model, prompt, Sampling(), length=length)
             assert found.tokens == answer.tokens[:length]
             assert found.lane.state.position == len(prompt) + length - 1
-        for at in range(12):
+        for at in range(0, 12, 3):
             stop = answer.tokens[at]
             found = Answer(model, prompt, Sampling(), frozenset({stop}))
             assert found.tokens == answer.tokens[: answer.tokens.index(stop) + 1]
@@ -196,7 +198,7 @@ def test_whoever_stops_listening_leaves_no_trace(glow_store, expected):
             Eager(model)
             loaded = model.responder.loaded
             prompt = model.encode_prompt(PROMPTS["chat"], raw=True)
-            for count in range(1, 20):
+            for count in range(1, 20, 3):
                 random = SAMPLINGS[how].generator()
                 lane = Lane(
                     loaded, prompt, Wanted(SAMPLINGS[how], frozenset(), LENGTH), None, random

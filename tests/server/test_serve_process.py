@@ -109,6 +109,8 @@ def test_what_the_command_refuses(command, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     (store / "manifest.json").write_text("{")
+    only_stores = tmp_path / "only.toml"
+    only_stores.write_text("[experts]\nbuild_missing_store = false\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         busy = command("demo", "--port", str(taken.getsockname()[1]))
     found = (
@@ -118,6 +120,7 @@ def test_what_the_command_refuses(command, tmp_path):
         (command(str(tmp_path / "none"), "--port", "0", "-q"), "no model"),
         (command(str(store), "--port", "0", "-q"), "manifest.json"),
         (command("demo", "--config", str(tmp_path / "none.toml")), "no such file"),
+        (command("demo", "--config", str(only_stores), "--port", "0", "-q"), "is no store"),
         (command("demo", "--backend", "slide-rule", "--port", "0", "-q"), "slide-rule"),
     )
     for (code, _, lines), words in found:

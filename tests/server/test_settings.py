@@ -128,6 +128,8 @@ def test_what_the_library_is_asked_for():
         "pool": 1.5,
         "sequences": 8,
         "prefix_cache_mib": 512,
+        "drafts": 2,
+        "speculate": "auto",
     }
     assert limits_of(config).max_batch == 8
     assert limits_of(config).prefix_cache_bytes == 512 * MIB

@@ -1,5 +1,6 @@
 """The benchmark harness: what can be wrong without anybody noticing."""
 
+import argparse
 import importlib
 import json
 import platform
@@ -267,3 +268,37 @@ def test_drawn_matrices_spread_as_they_should(harness, tmp_path):
 
 def small_geometry(harness):
     return harness("random_model").Geometry(128, 4, 4, 2, 64, 512, 50, 1, 2, 2, 1, 64, 32, 32, 256)
+
+
+def test_ways_of_reading_ahead_are_compared_within_a_round(harness, tiny, tmp_path, monkeypatch):
+    module = harness("pools")
+    store = PackedStore.open(prepare(tiny[2], tmp_path / "store"))
+
+    def sample(rate, stall):
+        return {
+            "decode": rate,
+            "hit_rate": 0.5,
+            "missing_bytes": 1e8,
+            "read_bytes": 1.2e8,
+            "stall_s": stall,
+        }
+
+    def child(script, job):
+        if script == "disk.py":
+            return {"rate": 2.0, "cpu_s_per_gb": 0.05}
+        assert job["ways"] == ["off", "on"]
+        ways = {
+            "off": [sample(5, 0.1), sample(4, 0.2)],
+            "on": [sample(10, 0.01), sample(6, 0.02)],
+        }
+        return {"ways": ways, "share": 0.25}
+
+    monkeypatch.setattr(module, "_child", child)
+    args = argparse.Namespace(pools=[0.1], ways=["off", "on"], rounds=2, decode=8, threads=1)
+    vars(args).update(prompt=4, together=True, resident=0.0, disk_bytes=1)
+    found = module.summary(*module.measure(args, store))
+    on = found["0.1 GB"]["on"]
+    assert on["ratio"]["samples"] == [2.0, 1.5]
+    # the disk would allow 20 a second; computing 10 in the first round, by what did not wait, 20 in the second
+    assert on["bound_share"]["samples"] == pytest.approx([1.0, 0.3])
+    assert "| 0.1 GB |    25% |    on |" in module.printed(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -206,7 +207,7 @@ def test_doctor(data_dir, capsys):
         "settings",
     ):
         assert part in out
-    assert f"data_dir        {data_dir}" in out
+    assert re.search(rf"data_dir +{re.escape(str(data_dir))} ", out)
     assert "(CHERENKOV_DATA_DIR)" in out
     assert not data_dir.exists()
 
@@ -220,7 +221,7 @@ def test_doctor_for_programs(data_dir, capsys):
     assert {"name", "usable", "reason", "detail"} == found["backends"][0].keys()
     kernels = found["native"]
     assert kernels["threads"] >= 1
-    if found["backends"][0]["usable"]:
+    if next(one for one in found["backends"] if one["name"] == "native")["usable"]:
         assert kernels["instruction_sets"][-1] == "portable"
         assert 1e8 < kernels["read_bandwidth_bytes_s"] < 1e13
         assert kernels["not_measured"] == ""

@@ -40,6 +40,7 @@ def test_defaults(home):
         "threads": 0,
         "precision": "",
         "context_tokens": None,
+        "memory_gb": None,
         "pool": "adaptive",
         "experts": None,
         "miss_experts": None,
@@ -49,7 +50,6 @@ def test_defaults(home):
         "lookahead": "auto",
         "sequences": 1,
         "prefix_cache_mib": 0,
-        "memory_gb": None,
         "drafts": 2,
         "speculate": "auto",
     }

@@ -1,0 +1,112 @@
+"""How many drafts are tried: as many as pay, by what was measured."""
+
+import numpy as np
+import pytest
+
+from cherenkov.speculation.pace import Acceptance, Pace
+
+
+class Machine:
+    """Steps that take `row` seconds a row after the first, and drafts of `head` seconds each, with some noise."""
+
+    def __init__(self, row, head, chances, seed=0):
+        self.row, self.head, self.chances = row, head, chances
+        self.random = np.random.default_rng(seed)
+        self.pace, self.acceptance = Pace(len(chances)), Acceptance(Acceptance())
+        self.tried = []
+
+    def step(self):
+        """One step. Returns its tokens and its seconds."""
+        most = len(self.chances)
+        k = self.pace.drafts([self.acceptance.tokens("mtp", most)], 1, most)
+        noise = self.random.uniform(0.9, 1.1) * (10 if self.random.random() < 0.02 else 1)
+        draft, verify = k * self.head * noise, (1 + k * self.row) * noise
+        if k:
+            self.pace.drafted(1, k, draft)
+        self.pace.took(1, k, verify)
+        tokens = 1
+        for depth in range(k):
+            right = self.random.random() < self.chances[depth]
+            self.acceptance.judged("mtp", depth, accepted=right)
+            if not right:
+                break
+            tokens += 1
+        self.tried.append(k)
+        return tokens, draft + verify
+
+    def rate(self, steps):
+        tokens, seconds = np.sum([self.step() for _ in range(steps)], axis=0)
+        return tokens / seconds
+
+
+def best(row, head, chances):
+    """The best rate of any fixed number of drafts, and that number."""
+    rates = [
+        np.cumprod([1, *chances[:k]]).sum() / (1 + k * (row + head))
+        for k in range(len(chances) + 1)
+    ]
+    return max(rates), int(np.argmax(rates))
+
+
+@pytest.mark.parametrize(
+    ("row", "head", "chances"),
+    [
+        (0.1, 0.05, (0.95, 0.9, 0.9)),  # all three pay
+        (0.4, 0.1, (0.93, 0.4, 0.4)),  # the first alone
+        (0.9, 0.2, (0.6, 0.5, 0.5)),  # none
+        (0.3, 0.1, (0.8, 0.8, 0.1)),  # two
+    ],
+)
+def test_the_best_number_is_found(row, head, chances):
+    machine = Machine(row, head, chances)
+    machine.rate(200)
+    wanted, k = best(row, head, chances)
+    noise = 1.18  # outliers take that much longer on average
+    assert machine.rate(2000) * noise > 0.97 * wanted
+    counts = np.bincount(machine.tried[-1000:], minlength=4)
+    assert counts[k] > 900
+
+
+def test_where_none_pays_trials_cost_next_to_nothing():
+    machine = Machine(1.0, 0.3, (0.3, 0.2, 0.1))
+    machine.rate(300)
+    assert machine.rate(3000) * 1.18 > 0.97
+
+
+def test_what_changes_is_noticed():
+    machine = Machine(1.0, 0.2, (0.9, 0.9))
+    machine.rate(300)
+    assert np.mean(machine.tried[-100:]) < 0.5
+    machine.row = 0.05  # the pool has filled
+    machine.rate(3000)
+    assert np.mean(machine.tried[-200:]) > 1.5
+
+
+def test_texts_learn_from_those_before():
+    general = Acceptance()
+    first = Acceptance(general)
+    assert first.tokens("mtp", 3) == pytest.approx([1.0, 1.8, 2.44, 2.952])
+    for _ in range(100):
+        first.judged("mtp", 0, accepted=False)
+    assert Acceptance(general).tokens("mtp", 1)[1] < 1.1
+    assert Acceptance(general).tokens("ngram3", 1)[1] == 1.8  # another kind
+
+
+def test_nothing_is_tried_where_nothing_may_be():
+    pace = Pace(3)
+    assert pace.drafts([[1.0]], 0, 0) == 0
+    assert Pace(0).drafts([[1.0]], 0, 3) == 0
+
+
+def test_several_sequences_are_another_matter():
+    """What a row costs depends on the company; each number of sequences is measured for itself."""
+    machine = Machine(0.1, 0.01, (0.9, 0.9))
+    machine.rate(100)
+    gains = [[1.0, 1.9, 2.7]] * 4
+    for _ in range(40):
+        k = machine.pace.drafts(gains, 4, 2)
+        machine.pace.drafted(4, k, 0.1)
+        machine.pace.took(4, k, 4.0 + 8 * k)
+    assert machine.pace.drafts(gains, 4, 2) == 0
+    assert machine.step()[0] >= 1
+    assert machine.tried[-1] == 2
