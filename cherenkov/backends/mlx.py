@@ -11,8 +11,7 @@ What keeps it correct:
 - The pool is written by reader threads alone (`mlx_matrices.Pool`). What reads its slots has been computed before the
   next wave is asked for, or, for the last wave, before any operation that shows the host something returns. A store
   empties slots only after one of those.
-- Nothing is computed until the host must see it: the ids of a layer's experts, if not all of them are in memory, and
-  what a step ends in.
+- Nothing is computed until the host must see it: ids of experts that may not be in memory, and what a step ends in.
 """
 
 from __future__ import annotations
@@ -101,8 +100,8 @@ class Mlx(Backend[Matrix, Array]):
     @override
     def detail(self) -> str:
         kind = "float32" if self.exact else "bf16"
-        device = self._device.removeprefix("Device(").removesuffix(")").split(",")[0]
-        return f"MLX {metadata.version('mlx')} on the {device.upper()}, {kind} products"
+        device = self._device.removeprefix("Device(").removesuffix(")").split(",")[0].upper()
+        return f"MLX {metadata.version('mlx')} on the {device}, {kind} products"
 
     @override
     def close(self) -> None:
