@@ -25,14 +25,34 @@ from gpu_parts import (
 # --- speed --------------------------------------------------------------------------------------------------------
 
 
-def _median_s(chain: Any, steps: int, rounds: int = 7) -> dict[str, Any]:
-    """Seconds of a step of a chain in which each needs the one before: `chain(n)` makes n, lazily."""
+def _median_s(chain: Any, steps: int, start: Any = None, rounds: int = 7) -> dict[str, Any]:
+    """Microseconds of a step of a chain in which each needs the one before.
+
+    Args:
+        chain: makes so many steps, lazily.
+        steps: how many.
+        start: what the first step begins with, if nothing else goes from step to step. Then the chain is also traced once
+            (`mx.compile`), as what is left is the GPU's time: building a call costs MLX more than running it.
+        rounds: repetitions.
+    """
+    import mlx.core as mx
+
+    if start is None:
+        return _timed(lambda: chain(steps), steps, rounds)
+    plain = _timed(lambda: chain(steps, start), steps, rounds)
+    if SMALL:
+        return plain
+    traced = mx.compile(lambda x: chain(steps, x))
+    return _timed(lambda: traced(start), steps, rounds) | {"us_untraced": plain["us"]}
+
+
+def _timed(call: Any, steps: int, rounds: int) -> dict[str, Any]:
     import mlx.core as mx
 
     samples = []
     for _ in range(rounds + 2):
         begun = time.perf_counter()
-        mx.eval(chain(steps))
+        mx.eval(call())
         mx.synchronize()
         samples.append((time.perf_counter() - begun) / steps)
     samples = samples[2:]
@@ -132,8 +152,7 @@ def _experts(ops: Any, rows: int) -> Any:
     if launch is None:
         return "no kernels here"
 
-    def chain(steps: int) -> Any:
-        x = x0
+    def chain(steps: int, x: Any) -> Any:
         for i in range(steps):
             (h,) = launch(calls.expert_up(layout, words, tags, places[i % 32], listed, x))
             (y,) = launch(calls.expert_down(layout, words, tags, places[i % 32], h))
@@ -141,22 +160,20 @@ def _experts(ops: Any, rows: int) -> Any:
         return x
 
     size = rows * TOP * layout.record_bytes
-    both = _with_share(_median_s(chain, 32), size)
+    both = _with_share(_median_s(chain, 32, x0), size)
 
-    def only_up(steps: int) -> Any:
-        x = x0
+    def only_up(steps: int, x: Any) -> Any:
         for i in range(steps):
             (h,) = launch(calls.expert_up(layout, words, tags, places[i % 32], listed, x))
             x = mx.concatenate([h[:rows]] * (HIDDEN // INTER), axis=1)
         return x
 
-    up = _with_share(_median_s(only_up, 32), rows * TOP * layout.record_bytes * 2 // 3)
+    up = _with_share(_median_s(only_up, 32, x0), rows * TOP * layout.record_bytes * 2 // 3)
     # experts that every row shares, as a tile: each record is read once
     if rows > 1:
         tiled = mx.array(np.tile(np.array([*range(rows), *[-1] * (4 - rows)], np.int32), TOP))
 
-        def tile(steps: int) -> Any:
-            x = x0
+        def tile(steps: int, x: Any) -> Any:
             for i in range(steps):
                 slots = places[i % 32][:TOP]
                 (h,) = launch(calls.expert_up(layout, words, tags, slots, tiled, x))
@@ -167,7 +184,7 @@ def _experts(ops: Any, rows: int) -> Any:
         return {
             "up and down": both,
             "up": up,
-            "tile": _with_share(_median_s(tile, 32), TOP * layout.record_bytes),
+            "tile": _with_share(_median_s(tile, 32, x0), TOP * layout.record_bytes),
         }
     return {"up and down": both, "up": up}
 
@@ -209,15 +226,14 @@ def _pair_us(ops: Any, calls: Any) -> float:
     places = [mx.array(rng.permutation(EXPERTS)[:TOP].astype(np.int32)) for _ in range(32)]
     listed, x0 = mx.zeros((TOP,), mx.int32), mx.random.normal((1, HIDDEN))
 
-    def chain(steps: int) -> Any:
-        x = x0
+    def chain(steps: int, x: Any) -> Any:
         for i in range(steps):
             (h,) = ops._launch(calls.expert_up(layout, words, tags, places[i], listed, x))
             (y,) = ops._launch(calls.expert_down(layout, words, tags, places[i], h))
             x = y[:1]
         return x
 
-    return round(_median_s(chain, 32, rounds=5)["us"], 2)
+    return round(_median_s(chain, 32, x0, rounds=5)["us"], 2)
 
 
 _KEPT: dict[str, Any] = {}
@@ -247,15 +263,14 @@ def _gather(rows: int) -> Any:
             x, m.codes, m.scales, m.biases, lhs, rhs, transpose=True, group_size=64, bits=4
         )
 
-    def chain(steps: int) -> Any:
-        x = x0
+    def chain(steps: int, x: Any) -> Any:
         for i in range(steps):
             g, u = through(x, gate, which, places[i % 32]), through(x, up, which, places[i % 32])
             x = through(g * mx.sigmoid(g) * u, down, every, places[i % 32])[:rows]
         return x
 
     size = rows * TOP * 3 * INTER * HIDDEN * 9 // 16
-    return _with_share(_median_s(chain, 32), size)
+    return _with_share(_median_s(chain, 32, x0), size)
 
 
 def _dense_bf16(rows: int) -> Any:
@@ -265,15 +280,14 @@ def _dense_bf16(rows: int) -> Any:
     mx.eval(stack)
     x0 = mx.random.normal((1, rows, HIDDEN)).astype(mx.bfloat16)
 
-    def chain(steps: int) -> Any:
-        x = x0
+    def chain(steps: int, x: Any) -> Any:
         for i in range(steps):
             h = x @ mx.swapaxes(stack[i % 8], -1, -2)
             u = x @ mx.swapaxes(stack[8 + i % 8], -1, -2)
             x = ((h * mx.sigmoid(h) * u) @ stack[16 + i % 8])[:1]
         return x
 
-    return _with_share(_median_s(chain, 32), TOP * 3 * INTER * HIDDEN * 2)
+    return _with_share(_median_s(chain, 32, x0), TOP * 3 * INTER * HIDDEN * 2)
 
 
 def _head(ops: Any, rows: int) -> Any:
@@ -282,13 +296,12 @@ def _head(ops: Any, rows: int) -> Any:
     matrix = _quantised(VOCAB, HIDDEN)
     x0 = mx.random.normal((rows, HIDDEN))
 
-    def chain(steps: int) -> Any:
-        x = x0
+    def chain(steps: int, x: Any) -> Any:
         for _ in range(steps):
             x = ops.times(x, matrix)[:, :HIDDEN] + 0
         return x
 
-    return _with_share(_median_s(chain, 8), VOCAB * HIDDEN * 9 // 16)
+    return _with_share(_median_s(chain, 8, x0), VOCAB * HIDDEN * 9 // 16)
 
 
 def _product(ops: Any, shape: tuple[int, int]) -> Any:
@@ -298,14 +311,13 @@ def _product(ops: Any, shape: tuple[int, int]) -> Any:
     matrices = [_quantised(out, columns) for _ in range(16)]
     x0 = mx.random.normal((1, columns))
 
-    def chain(steps: int) -> Any:
-        x = x0
+    def chain(steps: int, x: Any) -> Any:
         for i in range(steps):
             y = ops.times(x, matrices[i % 16])
             x = x0 + y[:, :1]
         return x
 
-    return _with_share(_median_s(chain, 32), out * columns * 9 // 16)
+    return _with_share(_median_s(chain, 32, x0), out * columns * 9 // 16)
 
 
 def _weights(ops: Any) -> Any:
@@ -363,14 +375,13 @@ def _delta(ops: Any) -> Any:
         copies = [mx.random.normal(start.shape) for _ in range(24)]
         mx.eval(copies)
 
-        def recurrence(steps: int) -> Any:
-            zz = z
+        def recurrence(steps: int, zz: Any) -> Any:
             for i in range(steps):
                 y, _ = ops._launch(calls.delta_step(w, conv, a, a, zz, copies[i % 24]))
                 zz = y
             return zz
 
-        out["recurrence"] = _with_share(_median_s(recurrence, 24), 2 * start.size * 4)
+        out["recurrence"] = _with_share(_median_s(recurrence, 24, z), 2 * start.size * 4)
     return out
 
 
@@ -416,12 +427,11 @@ def _argmax(ops: Any) -> Any:
         return "no kernels here"
     logits = mx.random.normal((1, VOCAB))
 
-    def chain(steps: int) -> Any:
-        x = logits
+    def chain(steps: int, x: Any) -> Any:
         for _ in range(steps):
             best, places = ops._launch(calls.argmax(x))
             value, _ = ops._launch(calls.argmax(best, places))
             x = logits + value
         return x
 
-    return _median_s(chain, 16)
+    return _median_s(chain, 16, logits)

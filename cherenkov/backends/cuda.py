@@ -12,6 +12,7 @@ from cherenkov.backends.fused import Fused
 from cherenkov.backends.launches import CudaLauncher
 from cherenkov.backends.mlx_matrices import rows_of
 from cherenkov.backends.mlx_owner import owned
+from cherenkov.backends.mlx_traces import Traces
 
 if TYPE_CHECKING:
     from cherenkov.backends.base import ExpertPool, Options
@@ -31,6 +32,7 @@ class Cuda(Fused):
 
     def __init__(self, options: Options | None = None) -> None:
         super().__init__(CudaLauncher(), options)
+        self.traces = Traces()
         self._runtime = Runtime()
 
     @property

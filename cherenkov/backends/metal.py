@@ -10,6 +10,7 @@ from typing_extensions import override
 from cherenkov.backends.fused import Fused
 from cherenkov.backends.launches import MetalLauncher
 from cherenkov.backends.mlx_owner import OWNER
+from cherenkov.backends.mlx_traces import Traces
 
 if TYPE_CHECKING:
     from cherenkov.backends.base import Options
@@ -24,6 +25,7 @@ class Metal(Fused):
 
     def __init__(self, options: Options | None = None) -> None:
         super().__init__(MetalLauncher(), options)
+        self.traces = Traces()
         self._info = OWNER.call(mx.device_info)
 
     @property

@@ -11,8 +11,7 @@ What keeps it correct:
 - The pool is written by reader threads alone (`mlx_matrices.Pool`). What reads its slots has been computed before the
   next wave is asked for, or, for the last wave, before any operation that shows the host something returns. A store
   empties slots only after one of those.
-- Nothing is computed until the host must see it: the ids of a layer's experts, if not all of them are in memory, and
-  what a step ends in.
+- Nothing is computed until the host must see it: ids of experts that may not be in memory, and what a step ends in.
 """
 
 from __future__ import annotations
@@ -58,6 +57,7 @@ from cherenkov.backends.mlx_matrices import Matrix, Pool, place, rows_of, times
 from cherenkov.backends.mlx_owner import OWNER, owned
 from cherenkov.backends.mlx_steps import (
     Chosen,
+    Places,
     cache_of,
     delta_of,
     joined,
@@ -70,6 +70,7 @@ from cherenkov.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cherenkov.backends.mlx_traces import Traces
     from cherenkov.checkpoint.affine import HostMatrix
     from cherenkov.packing.layout import ExpertLayout
 
@@ -85,25 +86,28 @@ class Mlx(Backend[Matrix, Array]):
     """MLX on its default device. `precision` is `float32`, or `bf16` for products with quantised matrices."""
 
     name = "mlx"
+    traces: Traces | None = None
+    """Where parts that are traced are kept, if they are."""
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
         self.exact = self.options.precision != "bf16"
         self._pending: list[Array] = []  # reads slots of a pool, and has not been computed
-        self._table: tuple[Ids, Array] | None = None  # a slot table, and the same on the device
+        self._places = Places()
         self._device = OWNER.call(lambda: str(mx.default_device()))
 
     @property
     @override
     def detail(self) -> str:
         kind = "float32" if self.exact else "bf16"
-        device = self._device.removeprefix("Device(").removesuffix(")").split(",")[0]
-        return f"MLX {metadata.version('mlx')} on the {device.upper()}, {kind} products"
+        device = self._device.removeprefix("Device(").removesuffix(")").split(",")[0].upper()
+        return f"MLX {metadata.version('mlx')} on the {device}, {kind} products"
 
     @override
     def close(self) -> None:
         self._pending.clear()
-        self._table = None
+        if self.traces is not None:
+            self.traces.clear()
         OWNER.call(mx.clear_cache)
 
     # placing
@@ -332,6 +336,12 @@ class Mlx(Backend[Matrix, Array]):
         for at in reach if rows <= _ROWS_AT_ONE_GO else reach[:1]:
             block, slots = blocks[at], resident.slot_table[blocks[at].index]
             wide = self._mixed(block, wide, spans, features)
+            if self.traces is not None and slots.min() >= 0 and rows <= _ROWS_AT_ONE_GO:
+                row = self._places.on_device(resident.slot_table)[block.index]
+                wide, ids = self.traces.experts(self, block, wide, row, pool_of(resident))
+                self._pending = [wide]
+                seen.append(ids)
+                continue
             x, gain = self.read_residual(block.moe_read, wide)
             ids, weights = self.best(block.router, x)
             if slots.min() < 0 or rows > _ROWS_AT_ONE_GO:
@@ -340,7 +350,7 @@ class Mlx(Backend[Matrix, Array]):
                 if (slots[chosen] < 0).any():
                     choice = Chosen(x, present(gain), Routes(chosen, weights))
                     return Stretch(wide, stacked(seen, chosen), choice)
-            places = self._on_device(resident.slot_table)[block.index][ids]
+            places = self._places.on_device(resident.slot_table)[block.index][ids]
             wide = self.resident(
                 block.shared, x, (ids, weights), places, pool_of(resident), (wide, present(gain))
             )
@@ -410,6 +420,10 @@ class Mlx(Backend[Matrix, Array]):
         features: Mapping[int, Array],
     ) -> Array:
         """The residual after a layer's n-gram features and mixer."""
+        if self.traces is not None and wide.shape[0] <= _ROWS_AT_ONE_GO:
+            traced = self.traces.mixed(self, block, wide, spans)
+            if traced is not None:
+                return traced
         at = block.index
         if block.ple is not None:
             own = [Span(s.start, s.stop, s.position, s.state.ple[at]) for s in spans]
@@ -484,8 +498,3 @@ class Mlx(Backend[Matrix, Array]):
         """Compute what the host needs to see, and with it all that still reads slots of the pool."""
         wanted, self._pending = [*self._pending, *(a for a in arrays if a is not None)], []
         mx.eval(wanted)
-
-    def _on_device(self, table: Ids) -> Array:
-        if self._table is None or not np.array_equal(self._table[0], table):
-            self._table = (table.copy(), mx.array(np.maximum(table, 0)))
-        return self._table[1]

@@ -15,7 +15,20 @@ if TYPE_CHECKING:
 
     from cherenkov.backends.operands import Ids, Resident, Routes
 
-__all__ = ["Chosen", "cache_of", "delta_of", "joined", "pool_of", "present", "stacked"]
+__all__ = ["Chosen", "Places", "cache_of", "delta_of", "joined", "pool_of", "present", "stacked"]
+
+
+class Places:
+    """A slot table on the device, sent there when it has changed."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Ids, mx.array] | None = None
+
+    def on_device(self, table: Ids) -> mx.array:
+        """int32 `[layers, experts]`; 0 for those in no slot."""
+        if self._kept is None or not np.array_equal(self._kept[0], table):
+            self._kept = (table.copy(), mx.array(np.maximum(table, 0)))
+        return self._kept[1]
 
 
 class Chosen(Choice):

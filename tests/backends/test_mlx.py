@@ -166,3 +166,25 @@ def test_rows_are_taken_and_stacked_without_the_host(ops):
     np.testing.assert_array_equal(ops.host(ops.take(wide, [3, 0, 3])), values[[3, 0, 3]])
     np.testing.assert_array_equal(ops.host(ops.stack([wide, wide])), np.tile(values, (2, 1)))
     assert ops.stack([wide]) is wide
+
+
+def test_traced_layers_answer_as_others_do(glow_store):
+    """The parts that are traced on a GPU, here of stock operations: the same tokens, the same logits but for rounding."""
+    from cherenkov.backends.mlx_traces import Traces
+    from tests.golden.engine import Engine
+
+    prompt = list(b"The sun")
+    with Engine(glow_store, "mlx") as engine:
+        expected = engine.run(prompt, [1] * len(prompt))
+        engine.ops.traces = Traces()
+        for slot in range(8):  # all experts into memory
+            with engine.experts.acquire(slot, np.arange(64, dtype=np.int32)) as lease:
+                list(lease)
+        found = engine.run(prompt, [1] * len(prompt))
+        assert len(engine.ops.traces._made) > 8
+        again = engine.run(prompt, [1] * len(prompt))
+    scale = np.abs(expected.logits).max()
+    assert np.abs(found.logits - expected.logits).max() <= 1e-5 * scale
+    np.testing.assert_array_equal(again.logits, found.logits)
+    for name, state in expected.states.items():
+        assert np.abs(found.states[name] - state).max() <= 1e-5 * max(1, np.abs(state).max()), name
