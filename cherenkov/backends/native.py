@@ -113,7 +113,6 @@ class Native(Backend[Matrix, Floats]):
         # Operations describe their weights to the kernels once. Keyed by identity; the values keep the keys alive.
         self._described: dict[int, tuple[object, Any]] = {}
         self._mixtures: list[_native.Mixture] = []  # those that no choice uses
-        self._alone: dict[int, tuple[object, Any]] = {}  # layers that are a trunk of their own
 
     @property
     @override
@@ -128,7 +127,6 @@ class Native(Backend[Matrix, Floats]):
         """Join the threads and free the scratch memory."""
         self._engine.close()
         self._described.clear()
-        self._alone.clear()
         self._mixtures.clear()
 
     # placing
@@ -342,10 +340,7 @@ class Native(Backend[Matrix, Floats]):
         resident: Resident,
     ) -> Stretch[Floats]:
         wide = self.fuse(w, embedding, tokens, wide)
-        try:
-            _, blocks = self._alone[id(block)]
-        except KeyError:
-            _, blocks = self._alone[id(block)] = block, (block,)
+        blocks = self._describe(block, lambda only: (only,))  # a trunk of one layer
         found = self._run(blocks, range(1), wide, spans, [None], resident, flow=False)
         advance_head(spans)
         return found
