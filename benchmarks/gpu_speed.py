@@ -435,7 +435,7 @@ def _argmax(ops: Any) -> Any:
         for i in range(first, first + steps):
             best, places = ops._launch(calls.argmax(x))
             value, _ = ops._launch(calls.argmax(best, places))
-            x = logits + value + i
+            x = x + value + i
         return x
 
     return _median_s(chain, 16, logits)
