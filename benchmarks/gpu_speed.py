@@ -26,13 +26,14 @@ from gpu_parts import (
 
 
 def _median_s(chain: Any, steps: int, start: Any = None, rounds: int = 7) -> dict[str, Any]:
-    """Microseconds of a step of a chain in which each needs the one before.
+    """Microseconds of a step: of many, over different weights, that wait for nothing but the memory.
 
     Args:
         chain: makes so many steps, lazily.
         steps: how many.
-        start: what the first step begins with, if nothing else goes from step to step. Then the chain is also traced once
-            (`mx.compile`), as what is left is the GPU's time: building a call costs MLX more than running it.
+        start: what the first step begins with, if nothing else goes from step to step. Then the steps are traced once
+            (`mx.compile`), since building a call costs MLX more than running it, and run side by side; and, for
+            comparison, as a chain in which each needs the one before, traced and not. Without it, the chain is all.
         rounds: repetitions.
     """
     import mlx.core as mx
@@ -43,7 +44,10 @@ def _median_s(chain: Any, steps: int, start: Any = None, rounds: int = 7) -> dic
     if SMALL:
         return plain
     traced = mx.compile(lambda x: chain(steps, x))
-    return _timed(lambda: traced(start), steps, rounds) | {"us_untraced": plain["us"]}
+    queued = mx.compile(lambda x: [chain(1, x, i) for i in range(steps)])
+    one = _timed(lambda: traced(start), steps, rounds)
+    many = _timed(lambda: queued(start), steps, rounds)
+    return many | {"us_in_a_chain": one["us"], "us_untraced": plain["us"]}
 
 
 def _timed(call: Any, steps: int, rounds: int) -> dict[str, Any]:
@@ -152,8 +156,8 @@ def _experts(ops: Any, rows: int) -> Any:
     if launch is None:
         return "no kernels here"
 
-    def chain(steps: int, x: Any) -> Any:
-        for i in range(steps):
+    def chain(steps: int, x: Any, first: int = 0) -> Any:
+        for i in range(first, first + steps):
             (h,) = launch(calls.expert_up(layout, words, tags, places[i % 32], listed, x))
             (y,) = launch(calls.expert_down(layout, words, tags, places[i % 32], h))
             x = y[:rows]
@@ -162,8 +166,8 @@ def _experts(ops: Any, rows: int) -> Any:
     size = rows * TOP * layout.record_bytes
     both = _with_share(_median_s(chain, 32, x0), size)
 
-    def only_up(steps: int, x: Any) -> Any:
-        for i in range(steps):
+    def only_up(steps: int, x: Any, first: int = 0) -> Any:
+        for i in range(first, first + steps):
             (h,) = launch(calls.expert_up(layout, words, tags, places[i % 32], listed, x))
             x = mx.concatenate([h[:rows]] * (HIDDEN // INTER), axis=1)
         return x
@@ -173,8 +177,8 @@ def _experts(ops: Any, rows: int) -> Any:
     if rows > 1:
         tiled = mx.array(np.tile(np.array([*range(rows), *[-1] * (4 - rows)], np.int32), TOP))
 
-        def tile(steps: int, x: Any) -> Any:
-            for i in range(steps):
+        def tile(steps: int, x: Any, first: int = 0) -> Any:
+            for i in range(first, first + steps):
                 slots = places[i % 32][:TOP]
                 (h,) = launch(calls.expert_up(layout, words, tags, slots, tiled, x))
                 (y,) = launch(calls.expert_down(layout, words, tags, slots, h))
@@ -226,10 +230,10 @@ def _pair_us(ops: Any, calls: Any) -> float:
     places = [mx.array(rng.permutation(EXPERTS)[:TOP].astype(np.int32)) for _ in range(32)]
     listed, x0 = mx.zeros((TOP,), mx.int32), mx.random.normal((1, HIDDEN))
 
-    def chain(steps: int, x: Any) -> Any:
-        for i in range(steps):
-            (h,) = ops._launch(calls.expert_up(layout, words, tags, places[i], listed, x))
-            (y,) = ops._launch(calls.expert_down(layout, words, tags, places[i], h))
+    def chain(steps: int, x: Any, first: int = 0) -> Any:
+        for i in range(first, first + steps):
+            (h,) = ops._launch(calls.expert_up(layout, words, tags, places[i % 32], listed, x))
+            (y,) = ops._launch(calls.expert_down(layout, words, tags, places[i % 32], h))
             x = y[:1]
         return x
 
@@ -263,8 +267,8 @@ def _gather(rows: int) -> Any:
             x, m.codes, m.scales, m.biases, lhs, rhs, transpose=True, group_size=64, bits=4
         )
 
-    def chain(steps: int, x: Any) -> Any:
-        for i in range(steps):
+    def chain(steps: int, x: Any, first: int = 0) -> Any:
+        for i in range(first, first + steps):
             g, u = through(x, gate, which, places[i % 32]), through(x, up, which, places[i % 32])
             x = through(g * mx.sigmoid(g) * u, down, every, places[i % 32])[:rows]
         return x
@@ -280,28 +284,28 @@ def _dense_bf16(rows: int) -> Any:
     mx.eval(stack)
     x0 = mx.random.normal((1, rows, HIDDEN)).astype(mx.bfloat16)
 
-    def chain(steps: int, x: Any) -> Any:
-        for i in range(steps):
+    def chain(steps: int, x: Any, first: int = 0) -> Any:
+        for i in range(first, first + steps):
             h = x @ mx.swapaxes(stack[i % 8], -1, -2)
             u = x @ mx.swapaxes(stack[8 + i % 8], -1, -2)
             x = ((h * mx.sigmoid(h) * u) @ stack[16 + i % 8])[:1]
         return x
 
-    return _with_share(_median_s(chain, 32, x0), TOP * 3 * INTER * HIDDEN * 2)
+    return _with_share(_median_s(chain, 8, x0), TOP * 3 * INTER * HIDDEN * 2)
 
 
 def _head(ops: Any, rows: int) -> Any:
     import mlx.core as mx
 
-    matrix = _quantised(VOCAB, HIDDEN)
+    matrices = [_quantised(VOCAB, HIDDEN) for _ in range(4)]
     x0 = mx.random.normal((rows, HIDDEN))
 
-    def chain(steps: int, x: Any) -> Any:
-        for _ in range(steps):
-            x = ops.times(x, matrix)[:, :HIDDEN] + 0
+    def chain(steps: int, x: Any, first: int = 0) -> Any:
+        for i in range(first, first + steps):
+            x = ops.times(x, matrices[i % 4])[:, :HIDDEN] + 0
         return x
 
-    return _with_share(_median_s(chain, 8, x0), VOCAB * HIDDEN * 9 // 16)
+    return _with_share(_median_s(chain, 4, x0), VOCAB * HIDDEN * 9 // 16)
 
 
 def _product(ops: Any, shape: tuple[int, int]) -> Any:
@@ -311,13 +315,13 @@ def _product(ops: Any, shape: tuple[int, int]) -> Any:
     matrices = [_quantised(out, columns) for _ in range(16)]
     x0 = mx.random.normal((1, columns))
 
-    def chain(steps: int, x: Any) -> Any:
-        for i in range(steps):
+    def chain(steps: int, x: Any, first: int = 0) -> Any:
+        for i in range(first, first + steps):
             y = ops.times(x, matrices[i % 16])
             x = x0 + y[:, :1]
         return x
 
-    return _with_share(_median_s(chain, 32, x0), out * columns * 9 // 16)
+    return _with_share(_median_s(chain, 16, x0), out * columns * 9 // 16)
 
 
 def _weights(ops: Any) -> Any:
@@ -375,8 +379,8 @@ def _delta(ops: Any) -> Any:
         copies = [mx.random.normal(start.shape) for _ in range(24)]
         mx.eval(copies)
 
-        def recurrence(steps: int, zz: Any) -> Any:
-            for i in range(steps):
+        def recurrence(steps: int, zz: Any, first: int = 0) -> Any:
+            for i in range(first, first + steps):
                 y, _ = ops._launch(calls.delta_step(w, conv, a, a, zz, copies[i % 24]))
                 zz = y
             return zz
@@ -427,11 +431,11 @@ def _argmax(ops: Any) -> Any:
         return "no kernels here"
     logits = mx.random.normal((1, VOCAB))
 
-    def chain(steps: int, x: Any) -> Any:
-        for _ in range(steps):
+    def chain(steps: int, x: Any, first: int = 0) -> Any:
+        for i in range(first, first + steps):
             best, places = ops._launch(calls.argmax(x))
             value, _ = ops._launch(calls.argmax(best, places))
-            x = logits + value
+            x = x + value + i
         return x
 
     return _median_s(chain, 16, logits)
