@@ -104,6 +104,7 @@ class Sizes:
             (`Backend.most_back` of them).
         token_state_elements: cache elements that each token of context adds.
         row_scratch_bytes: transient memory that each row of a step needs.
+        residual_bytes: a row of the residual.
     """
 
     vocab: int
@@ -115,6 +116,7 @@ class Sizes:
     back_position_bytes: int
     token_state_elements: float
     row_scratch_bytes: int
+    residual_bytes: int
 
     def state_bytes(
         self, context_tokens: int, cache_itemsize: int, delta_kept: int, most_back: int

@@ -18,6 +18,7 @@ from cherenkov.errors import (
     RequestError,
     TemplateError,
 )
+from cherenkov.text.tool_schema import ToolSet
 
 OPTIONS = {"max_tokens": 8, "temperature": 0.8, "seed": 11, "top_logprobs": 1}
 LONG = "Tell me about the capital of France. " * 9
@@ -173,7 +174,7 @@ def test_a_record_that_cannot_be_read(model, alone, monkeypatch):
     acquire = model.experts.acquire
     needed = {}
     for text in TEXTS:
-        ids = model.responder.prompt(said(text), _no_tools(), Settings()).ids
+        ids = model.responder.prompt(said(text), ToolSet(None), Settings()).ids
         needed[text] = {int(i) for i in model.routes(ids)[:, 0].ravel()}
     only = next(iter(needed[LONG] - needed["Hello"]))
 
@@ -191,14 +192,8 @@ def test_a_record_that_cannot_be_read(model, alone, monkeypatch):
         settled(engine)
 
 
-def _no_tools():
-    from cherenkov.text.tool_schema import ToolSet
-
-    return ToolSet(None)
-
-
 def _routed(model, text):
-    ids = [*model.responder.prompt(said(text), _no_tools(), Settings()).ids]
+    ids = [*model.responder.prompt(said(text), ToolSet(None), Settings()).ids]
     reply = model.chat(said(text), **OPTIONS)
     return {int(i) for i in model.routes([*ids, *(p.token for p in reply.logprobs)])[:, 0].ravel()}
 

@@ -24,6 +24,8 @@ def _arrays(value):
         yield value
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
+            if field.name == "_head":  # the draft head's cache, once more
+                continue
             yield from _arrays(getattr(value, field.name))
     elif isinstance(value, dict):
         for part in value.values():

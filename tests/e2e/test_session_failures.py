@@ -102,7 +102,6 @@ def parts(model):
         ("layer", 3),
         ("layer", 8),
         ("layer", 12),
-        ("layer", 30),
         ("forward", 1),
         ("forward", 2),
         ("forward", 4),

@@ -28,6 +28,7 @@ SIZES = Sizes(
     back_position_bytes=100,
     token_state_elements=700.5,
     row_scratch_bytes=40_000,
+    residual_bytes=0,
 )
 DEMAND = Demand(
     SIZES, dense_bytes=300 * MIB, ngram_bytes=40 * MIB, stride_bytes=32_768, records=4096

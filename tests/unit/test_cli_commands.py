@@ -20,7 +20,8 @@ from cherenkov_cli.main import run
 def test_prepare(monkeypatch, capsys):
     calls = []
 
-    def prepare(source, output, *, bits, experts, lowbit, threads, on_event):
+    def prepare(source, output, *, bits, experts, lowbit, threads, draft_head, on_event):
+        assert draft_head
         calls.append((source, output, bits, experts, lowbit, threads))
         on_event(Progress("experts", 1, 1, 1.0))
         return Path("out/store")

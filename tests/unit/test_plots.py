@@ -189,5 +189,6 @@ def test_a_damaged_report_is_refused_or_drawn(file, tmp_path, capsys):
     document = json.loads(file.read_text())
     for name in list(document):
         file.write_text(json.dumps({k: v for k, v in document.items() if k != name}))
-        assert run(["plot", "stats", str(file)]) == 1
-        assert capsys.readouterr().err.count("\n") == 1
+        missed = name != "drafts"  # a report may do without these
+        assert run(["plot", "stats", str(file)]) == int(missed)
+        assert capsys.readouterr().err.count("\n") == int(missed)

@@ -222,7 +222,7 @@ def test_the_readme_holds_the_two_commands_that_are_checked():
     commands = re.findall(r"^python3 -m venv .*$", readme, re.MULTILINE)
     assert len(commands) == 2
     assert 'cherenkov run demo "What is the capital of France?"' in commands[0]
-    assert commands[1].endswith(".venv/bin/pytest -q")
+    assert commands[1].endswith(".venv/bin/pytest -q -n auto")
     assert "grep -m 1 bin/pytest README.md" in (ROOT / ".ci" / "run").read_text()
 
 

@@ -54,6 +54,7 @@ class _Qwen4ExpFamily:
             token_state_elements=attention
             * (2 * c.kv_heads * c.head_dim + c.index_dim * (1 + 1 / c.block)),
             row_scratch_bytes=_row_scratch(c),
+            residual_bytes=_FLOAT * c.wide,
         )
 
     def inventory(self, config: Mapping[str, Any]) -> Inventory:
