@@ -5,7 +5,7 @@
 
 The first table is of the draft head alone, three drafts in every step, on text that training had not seen: prose that goes on
 from passages of `unseen.txt`, and answers to questions. `after` is the share of drafts at that depth that were right, of
-those whose predecessors were. The second compares the default settings with `speculate="off"`, in one process and in turn,
+those whose predecessors were. The second compares `speculate="auto"` with `"off"`, in one process and in turn,
 so that both meet the same weather; ratios are medians over rounds, of seconds between the first token and the last. Texts
 are compared too: one that differs is an error. `--clock processor` counts processor time instead, for machines that others use
 too; the engine's own decisions go by the same clock. Writes `benchmarks/results/<date>-<machine>-speculate.json`.
@@ -106,7 +106,9 @@ def speed(store: Path, records_gb: float, given: argparse.Namespace) -> dict[str
         pool = None if share == 1 else records_gb * share
         with (
             Model.load(store, speculate="off", pool=pool, threads=given.threads) as off,
-            Model.load(store, pool=pool, threads=given.threads, drafts=given.drafts) as on,
+            Model.load(
+                store, speculate="auto", pool=pool, threads=given.threads, drafts=given.drafts
+            ) as on,
         ):
             on.responder.loaded.speculation.clock = clock
             for kind in ("prose", "chat"):

@@ -58,7 +58,14 @@ def asked(text, options):
 def model(request, glow_store):
     few = {"pool": 0.004} if request.param == "streamed" else {}
     try:
-        loaded = Model.load(glow_store, backend="native", context_tokens=256, sequences=4, **few)
+        loaded = Model.load(
+            glow_store,
+            backend="native",
+            context_tokens=256,
+            sequences=4,
+            speculate="auto",
+            **few,
+        )
     except BackendError as error:
         pytest.skip(str(error))
     with loaded:
