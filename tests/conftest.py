@@ -1,6 +1,7 @@
 """What every test may use: Glow's store, made once, and the BF16 form where it is at hand."""
 
 import os
+import signal
 from pathlib import Path
 
 # Small products do not gain from OpenBLAS's threads, and on busy cores they lose tenfold. Before NumPy is imported.
@@ -43,6 +44,13 @@ def glow_store(tmp_path_factory):
     from cherenkov import prepare
 
     return prepare("demo", tmp_path_factory.mktemp("glow") / "store")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible():
+    """What runs in the background of a shell ignores Ctrl-C, which some tests send to themselves."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
