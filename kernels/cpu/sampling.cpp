@@ -166,7 +166,7 @@ std::pair<float, float> bracket(const LogitRow& row, int64_t count) {
     for (int64_t i = stride / 2; i < row.size; i += stride) sample.push_back(row.data[i]);
     for (int64_t j = stride / 2; j < row.changed; j += stride) sample.push_back(static_cast<float>(row.values[j]));
     if (std::any_of(sample.begin(), sample.end(), [](float l) { return l != l; })) return {0, 0};
-    const double share = static_cast<double>(count) / static_cast<double>(row.size);
+    const double share = std::min(1.0, static_cast<double>(count) / static_cast<double>(row.size));
     const double all = static_cast<double>(row.size) / static_cast<double>(stride);
     const auto place = static_cast<int64_t>(share * all);
     const auto spread = static_cast<int64_t>(3 * std::sqrt(share * (1 - share) * all)) + 4;
