@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cherenkov.architectures import family_of
 from cherenkov.errors import CapacityError, ConfigError
 from cherenkov.experts.rows import memory_bytes
+from cherenkov.trail import MOST_BEHIND
 from cherenkov.units import GB, MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -48,8 +49,6 @@ _RESERVE_BYTES = {"adaptive": 512 * MIB, "max": 128 * MIB}
 """Left to the interpreter and to the rest of the machine when the pool takes what remains: so much, or a share of what
 there is where that is less."""
 _RESERVE_SHARE = {"adaptive": 4, "max": 16}
-_TRAIL_ROWS = 64
-"""Rows of the residual that a sequence keeps for the draft head, at most."""
 _SAMPLER_BYTES = 24
 """For each entry of the vocabulary: logits, probabilities and their order."""
 _TOKEN_BYTES = 80
@@ -266,7 +265,7 @@ def _assemble(
         state_bytes=state_bytes if several == 1 else several * demand.sequence_bytes(context),
         scratch_bytes=rows * demand.sizes.row_scratch_bytes
         + demand.sizes.vocab * 16
-        + several * _TRAIL_ROWS * demand.sizes.residual_bytes,
+        + several * MOST_BEHIND * demand.sizes.residual_bytes,
         pool_bytes=slots * demand.stride_bytes,
         working_bytes=_WORKING_BYTES,
         slots=slots,

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 
     from cherenkov.backends.base import Backend
 
-__all__ = ["Trail"]
+__all__ = ["MOST_BEHIND", "Trail"]
 
 A = TypeVar("A")
+
+MOST_BEHIND = 64
+"""Positions that the head may be behind before it is made to catch up, though nobody asks for its drafts."""
 
 
 class Trail(Generic[A]):

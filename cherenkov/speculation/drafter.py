@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cherenkov.errors import ConfigError
 from cherenkov.speculation.figures import DraftCounts
-from cherenkov.speculation.head import MOST_BEHIND, Head
+from cherenkov.speculation.head import Head
 from cherenkov.speculation.lookup import Lookup
 from cherenkov.speculation.pace import Acceptance, Pace
+from cherenkov.trail import MOST_BEHIND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

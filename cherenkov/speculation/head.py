@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cherenkov.state import Rows
+from cherenkov.trail import MOST_BEHIND
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["Head"]
 
 A = TypeVar("A")
-
-MOST_BEHIND = 64
-"""Positions that the head may be behind before it is made to catch up, though nobody asks for its drafts."""
 
 
 class Head(Generic[A]):

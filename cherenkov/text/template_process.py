@@ -24,8 +24,6 @@ __all__ = ["Limits", "TemplateProcess"]
 
 _WORKER = Path(__file__).with_name("template_worker.py")
 _CHUNK_BYTES = 1 << 16
-_AWAKE_S = 5e-4
-"""How long to look for an answer without falling asleep: being woken takes about as long as an ordinary render."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +157,10 @@ class TemplateProcess:
         if left:
             poll.register(outbox, select.POLLOUT)
         answer = bytearray()
-        begun = time.monotonic()
+        end = time.monotonic() + deadline_s
         while not answer.endswith(b"\n"):
-            ready = {fd for fd, _ in _ready(poll, begun, deadline_s)}
+            wait_s = end - time.monotonic()
+            ready = {fd for fd, _ in poll.poll(max(0.0, wait_s) * 1000)}
             if not ready:
                 raise TimeoutError(f"it ran longer than {deadline_s:g} s")
             if outbox in ready:
@@ -176,17 +175,6 @@ class TemplateProcess:
                 if len(answer) > self._limits.answer_bytes:
                     raise OverflowError("its output is too large")
         return bytes(answer)
-
-
-def _ready(poll: select.poll, begun: float, deadline_s: float) -> list[tuple[int, int]]:
-    """What is ready, at the latest by the deadline; nothing then."""
-    awake = begun + min(_AWAKE_S, deadline_s)
-    while time.monotonic() < awake:
-        ready = poll.poll(0)
-        if ready:
-            return ready
-        os.sched_yield()
-    return poll.poll(max(0.0, begun + deadline_s - time.monotonic()) * 1000)
 
 
 def _write(pipe: int, data: memoryview) -> int:
