@@ -270,6 +270,9 @@ def _validate(gathered: dict[str, Origin]) -> Settings:
 
 def _unknown(origin: Origin) -> ConfigError:
     known = sorted(Settings.model_fields)
+    if isinstance(origin.value, dict) and f"{origin.key.upper()}_" in _SERVER_SECTIONS:
+        reason = "is a section of the server's settings: it belongs in cherenkov.toml, beside this"
+        return ConfigError(origin.key, origin.value, reason, source=origin.source)
     near = difflib.get_close_matches(origin.key.lower(), known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
     return ConfigError(origin.key, origin.value, f"no such setting; {hint}", source=origin.source)

@@ -162,8 +162,11 @@ def test_unknown_keys_get_a_hint(home, monkeypatch):
     with pytest.raises(ConfigError, match=r"\(CHERENKOV_BACKENDS\): .*did you mean backend"):
         load_settings()
     monkeypatch.delenv("CHERENKOV_BACKENDS")
-    write(home, "[limits]\nmemory = 3")
-    with pytest.raises(ConfigError, match=r"limits = .*config.toml\): no such setting; known are"):
+    write(home, "[limit]\nmemory = 3")
+    with pytest.raises(ConfigError, match=r"limit = .*config.toml\): no such setting; known are"):
+        load_settings()
+    write(home, "[limits]\nmemory_gb = 3")
+    with pytest.raises(ConfigError, match=r"belongs in cherenkov\.toml"):
         load_settings()
 
 
