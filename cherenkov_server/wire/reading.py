@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -21,6 +22,8 @@ __all__ = ["parsed", "validated"]
 MAX_DEPTH = 64
 MAX_VALUES = 1 << 18
 """At any one depth: a prompt of so many token ids is the largest that makes sense."""
+_SHOULD = re.compile(r"^[A-Z][a-z]+ should ")
+"""How Pydantic's messages begin: with a kind of value, which says less than the parameter's name before it."""
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -75,7 +78,8 @@ def _refusal(kind: type[BaseModel], found: Sequence[ErrorDetails]) -> Refusal:
     if first["type"] == "missing":
         words = f"missing parameter: {place}"
         return Refusal(400, words, param=place, code="missing_required_parameter")
-    reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    reason = _SHOULD.sub("must ", first["msg"].removeprefix("Value error, "))
+    reason = reason.partition(" after validation")[0]
     code = "invalid_type" if _is_of_type(first) else "invalid_value"
     return Refusal(400, f"{place}: {reason}", param=place, code=code)
 
