@@ -38,6 +38,8 @@ __all__ = [
 
 PREFIX = "CHERENKOV_"
 FILE_LIMIT_BYTES = 64 << 10
+SERVER_FILE = "cherenkov.toml"
+"""The server's settings, in the folder of ours; see `cherenkov_server.config`."""
 _SERVER_SECTIONS = ("SERVER_", "LIMITS_", "DEFAULTS_", "EXPERTS_")
 
 
@@ -139,7 +141,7 @@ class Settings(BaseModel):
 class ModelOptions(TypedDict, total=False):
     """Options of `Model.load`: the settings of these names.
 
-    backend: `auto`, `native`, `reference`.
+    backend: `auto`, `native`, `mlx`, `metal`, `cuda`, `reference`.
     context_tokens: longest sequence, in tokens.
     memory_gb: memory of the whole process.
     pool: memory for experts: `"adaptive"`, `"max"`, or GB.
@@ -237,10 +239,13 @@ def places(**arguments: object) -> list[Place]:
     """Every path that the program uses, with what decided it. Raises as `load_settings`."""
     data = next(origin for origin in explain(**arguments) if origin.key == "data_dir")
     assert isinstance(data.value, Path)
+    config = _config_file()
     return [
-        _config_file(),
+        config,
+        Place("server", config.path.with_name(SERVER_FILE), config.source),
         Place("data", data.value, data.source),
         Place("stores", data.value / "stores", "in data"),
+        Place("cache", cache_folder(), _base_folder("XDG_CACHE_HOME", ".cache")[1]),
     ]
 
 
@@ -271,7 +276,7 @@ def _validate(gathered: dict[str, Origin]) -> Settings:
 def _unknown(origin: Origin) -> ConfigError:
     known = sorted(Settings.model_fields)
     if isinstance(origin.value, dict) and f"{origin.key.upper()}_" in _SERVER_SECTIONS:
-        reason = "is a section of the server's settings: it belongs in cherenkov.toml, beside this"
+        reason = f"is a section of the server's settings: it belongs in {SERVER_FILE}, beside this"
         return ConfigError(origin.key, origin.value, reason, source=origin.source)
     near = difflib.get_close_matches(origin.key.lower(), known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"

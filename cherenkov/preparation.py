@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cherenkov.architectures import family_of
 from cherenkov.checkpoint.documents import CONFIG_LIMIT_BYTES, checked_path, is_file, read_object
-from cherenkov.checkpoint.shards import fingerprint, has_draft_head
+from cherenkov.checkpoint.shards import fingerprint, has_draft_head, hub_hint
 from cherenkov.checkpoint.source import Checkpoint, open_checkpoint
 from cherenkov.config import load_settings
 from cherenkov.errors import ConfigError, DiskError, ModelError, ModelNotFound
@@ -261,6 +261,6 @@ def _not_found(selector: str | os.PathLike[str], folder: Path) -> ModelNotFound:
             [str(folder / MANIFEST), str(folder / "config.json")],
             "the folder holds neither a store nor a checkpoint",
         )
-    return ModelNotFound(
-        os.fspath(selector), [str(folder)], f'give the folder of a store or checkpoint, or "{DEMO}"'
-    )
+    name = os.fspath(selector)
+    hint = f'give the folder of a store or checkpoint, or "{DEMO}"{hub_hint(name)}'
+    return ModelNotFound(name, [str(folder)], hint)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from cherenkov.config import (
+    SERVER_FILE,
     Origin,
     Settings,
     config_folder,
@@ -41,7 +42,6 @@ __all__ = [
     "written",
 ]
 
-FILE_NAME = "cherenkov.toml"
 _SECTION_LISTS = {"server.cors_origins", "server.allowed_hosts"}
 """Settings that are lists; in the environment their items stand with commas between."""
 _OF_THE_LIBRARY = {
@@ -319,7 +319,7 @@ def _from_library() -> list[Origin]:
 
 
 def _from_file(path: str | Path | None) -> list[Origin]:
-    place = config_folder() / FILE_NAME if path is None else Path(path)
+    place = config_folder() / SERVER_FILE if path is None else Path(path)
     table = read_table(place)
     if table is None:
         if path is not None:

@@ -179,7 +179,7 @@ def test_inspect_keeps_names_from_driving_the_terminal(monkeypatch, capsys):
 def test_paths(capsys):
     assert run(["paths"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["config", "data", "stores"]
+    assert [line.split()[0] for line in lines] == ["config", "server", "data", "stores", "cache"]
     assert run(["paths", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["data"]["path"] == str(config.load_settings().data_dir)

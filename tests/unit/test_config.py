@@ -76,11 +76,14 @@ def test_settings_are_frozen_and_closed(home):
 def test_xdg_folders_and_their_origins(home, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(home / "d"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "c"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "x"))
     assert load_settings().data_dir == home / "d" / "cherenkov"
     assert [(p.name, p.path.relative_to(home).as_posix(), p.source) for p in places()] == [
         ("config", "c/cherenkov/config.toml", "XDG_CONFIG_HOME"),
+        ("server", "c/cherenkov/cherenkov.toml", "XDG_CONFIG_HOME"),
         ("data", "d/cherenkov", "XDG_DATA_HOME"),
         ("stores", "d/cherenkov/stores", "in data"),
+        ("cache", "x/cherenkov", "XDG_CACHE_HOME"),
     ]
 
 
