@@ -19,6 +19,8 @@ from cherenkov.packing.lower import lower
 from cherenkov.packing.pack import pack
 from cherenkov.packing.plan import make_plan
 from cherenkov.packing.store import MANIFEST, PackedStore
+from cherenkov.packing.verify import Report
+from cherenkov.packing.verify import verify as verify_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +34,7 @@ __all__ = [
     "locate",
     "open_source",
     "prepare",
+    "verify",
 ]
 
 DEMO = "demo"
@@ -63,6 +66,22 @@ def locate(
         resolved = folder.resolve()
         return _prepared(resolved, resolved.name, on_event, data_dir)
     raise _not_found(selector, folder)
+
+
+def verify(path: str | os.PathLike[str], on_event: Listener = ignore) -> Report:
+    """Compare every byte of a store with its checksums, and name what differs.
+
+    Args:
+        path: the folder of a store, or `"demo"`, whose store is made first if there is none.
+        on_event: told of progress.
+
+    Raises:
+        ModelNotFound: if there is no store.
+        UnsupportedModel: if a later release wrote it.
+        DiskError: if the system refuses to read.
+    """
+    is_demo = checked_path("path", path) == DEMO
+    return verify_store(locate(path, on_event) if is_demo else expanded(path), on_event)
 
 
 def demo_folder() -> Path:

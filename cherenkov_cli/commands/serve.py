@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cherenkov.errors import ConfigError
+from cherenkov.errors import CherenkovError
 from cherenkov_cli.options import engine_options, load_settings_of
 from cherenkov_cli.show import Reporter, one_line, say
 
@@ -76,11 +76,8 @@ def command(config: str | None, print_config: bool, quiet: bool, **given: Any) -
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(
-            "serve",
-            missing[0],
-            "is not installed: pip install 'cherenkov[server]'",
-            source="import",
+        raise CherenkovError(
+            f"the server needs {' and '.join(missing)}: pip install 'cherenkov[server]'"
         )
     from cherenkov_server.config import inherited, load_config, written
 

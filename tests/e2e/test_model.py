@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cherenkov import Model, Sampling, inspect, prepare
+from cherenkov import Model, Sampling, inspect, prepare, verify
 from cherenkov.config import ModelOptions, Settings
 from cherenkov.errors import (
     BackendError,
@@ -207,6 +207,15 @@ def test_nothing_is_no_model(tmp_path):
         Model.load(tmp_path)
     with pytest.raises(ModelNotFound):
         Model.load(tmp_path / "absent")
+
+
+def test_verifying_takes_what_the_command_takes(tmp_path, monkeypatch, glow_store):
+    monkeypatch.setenv("CHERENKOV_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(glow_store.parent))
+    assert verify(f"~/{glow_store.name}").ok
+    found = verify("demo")
+    assert found.ok
+    assert found.path.parent == tmp_path / "stores"
 
 
 def test_what_may_be_a_model_of_the_hub_is_said_how_to_get(tmp_path, monkeypatch):

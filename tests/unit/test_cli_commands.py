@@ -65,7 +65,7 @@ class FakeProblem:
 @pytest.fixture
 def verify(monkeypatch):
     return lambda report: monkeypatch.setattr(
-        "cherenkov.packing.verify.verify", lambda path, on_event: report
+        "cherenkov.preparation.verify", lambda path, on_event: report
     )
 
 
