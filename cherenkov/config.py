@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ __all__ = [
     "places",
     "prepare_mlx",
     "read_table",
+    "reason_of",
     "server_variables",
 ]
 
@@ -40,6 +42,7 @@ PREFIX = "CHERENKOV_"
 FILE_LIMIT_BYTES = 64 << 10
 SERVER_FILE = "cherenkov.toml"
 """The server's settings, in the folder of ours; see `cherenkov_server.config`."""
+_SHOULD = re.compile(r"^[A-Z][a-z]+ should ")
 _SERVER_SECTIONS = ("SERVER_", "LIMITS_", "DEFAULTS_", "EXPERTS_")
 
 
@@ -269,8 +272,16 @@ def _validate(gathered: dict[str, Origin]) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         origin = gathered[str(first["loc"][0])]
-        reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        reason = reason_of(first["msg"])
         raise ConfigError(origin.key, origin.value, reason, source=origin.source) from None
+
+
+def reason_of(message: str) -> str:
+    """Why a value was refused: of Pydantic's words those that say it, to stand behind a setting's or parameter's name."""
+    reason = _SHOULD.sub("must ", message.removeprefix("Value error, "))
+    for end in (" after validation", ", unable to parse"):
+        reason = reason.partition(end)[0]
+    return reason.replace("must be '', ", "must be ")  # empty stands for the default
 
 
 def _unknown(origin: Origin) -> ConfigError:

@@ -23,6 +23,7 @@ from cherenkov.config import (
     explain,
     places,
     read_table,
+    reason_of,
     server_variables,
 )
 from cherenkov.errors import ConfigError
@@ -362,7 +363,7 @@ def _validate(gathered: Mapping[str, Origin]) -> ServerConfig:
         first = error.errors()[0]
         steps = [str(step) for step in first["loc"]]
         key = next(k for n in range(len(steps), 0, -1) if (k := ".".join(steps[:n])) in gathered)
-        reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        reason = reason_of(first["msg"])
         origin = gathered[key]
         raise ConfigError(key, origin.value, reason, source=origin.source) from None
 

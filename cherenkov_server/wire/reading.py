@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from cherenkov.config import reason_of
 from cherenkov.text.nesting import is_within
 from cherenkov_server.wire.refusals import Refusal
 
@@ -22,9 +22,6 @@ __all__ = ["parsed", "validated"]
 MAX_DEPTH = 64
 MAX_VALUES = 1 << 18
 """At any one depth: a prompt of so many token ids is the largest that makes sense."""
-_SHOULD = re.compile(r"^[A-Z][a-z]+ should ")
-"""How Pydantic's messages begin: with a kind of value, which says less than the parameter's name before it."""
-
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -78,8 +75,7 @@ def _refusal(kind: type[BaseModel], found: Sequence[ErrorDetails]) -> Refusal:
     if first["type"] == "missing":
         words = f"missing parameter: {place}"
         return Refusal(400, words, param=place, code="missing_required_parameter")
-    reason = _SHOULD.sub("must ", first["msg"].removeprefix("Value error, "))
-    reason = reason.partition(" after validation")[0]
+    reason = reason_of(first["msg"])
     code = "invalid_type" if _is_of_type(first) else "invalid_value"
     return Refusal(400, f"{place}: {reason}", param=place, code=code)
 

@@ -158,6 +158,19 @@ def test_the_environment_chooses_by_name(monkeypatch):
     assert load_settings().check_records == "never"
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"precision": "fp8"}, r"must be 'float32', 'bf16', 'int16' or 'int8'$"),
+        ({"threads": "two"}, r"must be a valid integer$"),
+        ({"drafts": 4}, r"must be less than or equal to 3$"),
+    ],
+)
+def test_reasons_are_short(given, words):
+    with pytest.raises(ConfigError, match=words):
+        load_settings(**given)
+
+
 def test_unknown_keys_get_a_hint(home, monkeypatch):
     with pytest.raises(ConfigError, match=r"tread = 3 \(argument\): no such setting; did you mean"):
         load_settings(tread=3)
