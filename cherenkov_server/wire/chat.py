@@ -100,8 +100,8 @@ class ChatCompletion(Generation):
         Who sends system messages alone means the last of them to be answered; templates ask for a user.
         """
         messages = [_with_tool_calls(message) for message in self.messages]
-        roles = {message.get("role") for message in messages if isinstance(message, dict)}
-        if self.session_id is None and roles and roles <= {"system", "developer"}:
+        roles = [message.get("role") for message in messages]
+        if self.session_id is None and all(role in ("system", "developer") for role in roles):
             messages[-1] = messages[-1] | {"role": "user"}
         return messages
 

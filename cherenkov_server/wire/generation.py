@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cherenkov.errors import UnsupportedParam
+from cherenkov.sampling import LEAST_REPETITION
 from cherenkov_server.wire.refusals import Refusal
 
 __all__ = ["Generation", "StreamOptions", "Wire", "checked_count", "without_unsupported"]
@@ -45,7 +46,7 @@ class Generation(Wire):
     stop: str | list[str] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION, le=10)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,80}$")] | None = None
     user: str | None = None

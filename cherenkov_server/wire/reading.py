@@ -63,8 +63,10 @@ def _refusal(kind: type[BaseModel], found: Sequence[ErrorDetails]) -> Refusal:
     unknown = [one for one in found if one["type"] == "extra_forbidden"]
     first = (unknown or found)[0]
     if not unknown:  # of the alternatives that one parameter may be, the one that came furthest
-        same = [one for one in found if one["loc"][0] == first["loc"][0]]
+        same = [one for one in found if one["loc"][:1] == first["loc"][:1]]
         first = max(same, key=lambda one: (len(_place(one["loc"])), not _is_of_type(one)))
+    if not first["loc"]:  # it is the object itself that is wrong
+        return _invalid("the body holds a name that is not valid Unicode")
     place = _place(first["loc"])
     if unknown:
         near = difflib.get_close_matches(str(first["loc"][-1]), sorted(kind.model_fields), n=1)
