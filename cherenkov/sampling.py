@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LEAST_REPETITION",
+    "MAX_BIASES",
     "Candidates",
     "Occurrences",
     "Sampling",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from cherenkov.errors import UnsupportedParam
-from cherenkov_server.wire.generation import Generation, Whole, without_unsupported
+from cherenkov_server.wire.generation import FIRST, Generation, Whole, without_unsupported
 from cherenkov_server.wire.reading import validated
 from cherenkov_server.wire.refusals import Refusal
 
@@ -26,7 +26,12 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
 class Completion(Generation):
     """A text to continue, or several."""
 
-    prompt: str | list[str] | list[Whole] | list[list[Whole]]
+    prompt: (
+        str
+        | Annotated[list[str], FIRST]
+        | Annotated[list[Whole], FIRST]
+        | Annotated[list[Annotated[list[Whole], FIRST]], FIRST]
+    )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: Annotated[int, Field(ge=0, le=128)] | None = None

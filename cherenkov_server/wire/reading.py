@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["parsed", "validated"]
 
 MAX_DEPTH = 64
+MAX_NAMES = 256
+"""Of parameters: many times what there are."""
 MAX_VALUES = 1 << 18
 """At any one depth: a prompt of so many token ids is the largest that makes sense."""
 
@@ -41,6 +43,8 @@ def parsed(data: bytes) -> dict[str, Any]:
         raise _invalid(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise _invalid("the body must be a JSON object")
+    if len(value) > MAX_NAMES:
+        raise _invalid(f"the body has {len(value)} parameters, but {MAX_NAMES} at most are known")
     if not is_within(value, MAX_DEPTH, MAX_VALUES):
         raise _invalid(f"the body is nested more than {MAX_DEPTH} deep, or holds too much")
     return value
@@ -55,7 +59,8 @@ def validated(kind: type[T], value: dict[str, Any]) -> T:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _refusal(kind, error.errors()) from None
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        raise _refusal(kind, found) from None
 
 
 def _refusal(kind: type[BaseModel], found: Sequence[ErrorDetails]) -> Refusal:

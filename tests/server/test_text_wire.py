@@ -4,7 +4,11 @@ import json
 import threading
 
 import pytest
+from pydantic import ValidationError
 
+from cherenkov_server.wire.chat import ChatCompletion
+from cherenkov_server.wire.completions import Completion
+from cherenkov_server.wire.sessions import Detokenize
 from tests.server.served import Served, events, refused
 
 
@@ -92,6 +96,20 @@ def test_logprobs_of_a_stream_are_those_of_the_whole(server):
     for column in ("tokens", "token_logprobs", "text_offset"):
         joined = [v for p in parts for v in (p["choices"][0]["logprobs"] or {column: []})[column]]
         assert joined == whole[column]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(Completion, "prompt"), (ChatCompletion, "messages"), (Detokenize, "tokens")],
+)
+def test_of_many_wrong_items_the_first_is_told(kind, name):
+    with pytest.raises(ValidationError) as error:
+        kind.model_validate({name: [None] * 1000})
+    assert error.value.error_count() <= 4  # one for each form that a prompt may have
+
+
+def test_more_parameters_than_there_are(server):
+    refused(complete(server, **{f"k{i}": 0 for i in range(300)}), 400, "invalid_json")
 
 
 REFUSED = [
