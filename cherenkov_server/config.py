@@ -27,6 +27,7 @@ from cherenkov.config import (
     server_variables,
 )
 from cherenkov.errors import ConfigError
+from cherenkov.sampling import LEAST_REPETITION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -184,7 +185,7 @@ class SamplingDefaults(_Section):
     """-1 takes one from the operating system for every request."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION, le=10)] = 1.0
 
     def options(self) -> dict[str, Any]:
         """As options of the library."""

@@ -290,6 +290,8 @@ REFUSED = [
         "parallel_tool_calls",
     ),
     ({"temprature": 1}, "unknown_parameter", "temprature"),
+    ({"messages": [{"role": ["user"], "content": "x"}]}, "invalid_value", "messages"),
+    ({"repetition_penalty": 5e-324}, "invalid_value", "repetition_penalty"),
     ({"chat_template": "{{ 1 }}"}, "unknown_parameter", "chat_template"),
     (
         {"chat_template_kwargs": {"chat_template": "x"}},

@@ -1,6 +1,7 @@
 """The server's settings: where they come from, and what is refused."""
 
 import re
+import resource
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from cherenkov.errors import ConfigError, DiskError
 from cherenkov.units import MIB
 from cherenkov_server.config import inherited, load_config, written
 from cherenkov_server.loading import limits_of, model_options, name_of
-from cherenkov_server.serve import read_keys
+from cherenkov_server.serve import affordable, read_keys
 
 EXAMPLE = Path(__file__).parents[2] / "cherenkov.example.toml"
 
@@ -195,3 +196,21 @@ def test_files_of_keys(tmp_path):
     file.write_bytes(b"\xff\n")
     with pytest.raises(ConfigError, match="ASCII"):
         read_keys(config)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "found", "raised"),
+    [
+        (40, 40, 8, 40),
+        (8, 8, 1, 8),
+        (1024, 4096, 1024, 2080),
+        (64, resource.RLIM_INFINITY, 1024, 2080),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 1024, resource.RLIM_INFINITY),
+    ],
+)
+def test_no_more_connections_than_descriptors(monkeypatch, soft, hard, found, raised):
+    limits = [soft, hard]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, asked: limits.__setitem__(0, asked[0]))
+    assert affordable(1024) == found
+    assert limits[0] == raised
