@@ -83,6 +83,9 @@ class Engine:
 
     def __init__(self, model: Model | Callable[[], Model], limits: Limits | None = None) -> None:
         """Take a model, or what makes one: that is called in the engine's thread, and its model closed with the engine."""
+        if not callable(model) and not hasattr(model, "responder"):
+            reason = "must be a Model, or a function that loads one"
+            raise RequestError(f"model = {model!r:.60}: {reason}", param="model")
         self._limits = limits or Limits()
         self._given = model
         self._changed = threading.Condition()  # guards all that follows

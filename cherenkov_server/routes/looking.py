@@ -119,9 +119,6 @@ async def openapi() -> ASGIApp:
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "cherenkov",
-    }
+    found = {"id": name, "object": "model", "created": service.created, "owned_by": "cherenkov"}
+    length = service.context_tokens
+    return found | ({} if length is None else {"max_model_len": length})

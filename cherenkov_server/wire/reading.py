@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from cherenkov.config import reason_of
 from cherenkov.text.nesting import is_within
 from cherenkov_server.wire.refusals import Refusal
 
@@ -23,7 +24,6 @@ MAX_NAMES = 256
 """Of parameters: many times what there are."""
 MAX_VALUES = 1 << 18
 """At any one depth: a prompt of so many token ids is the largest that makes sense."""
-
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -82,7 +82,7 @@ def _refusal(kind: type[BaseModel], found: Sequence[ErrorDetails]) -> Refusal:
     if first["type"] == "missing":
         words = f"missing parameter: {place}"
         return Refusal(400, words, param=place, code="missing_required_parameter")
-    reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    reason = reason_of(first["msg"])
     code = "invalid_type" if _is_of_type(first) else "invalid_value"
     return Refusal(400, f"{place}: {reason}", param=place, code=code)
 

@@ -348,6 +348,11 @@ def test_a_slip_is_answered_with_a_suggestion(server):
     assert "did you mean temperature?" in error["message"]
 
 
+def test_refusals_speak_of_the_parameter_not_of_types(server):
+    error = refused(server.chat(messages=[]), 400, "invalid_value", "messages")
+    assert error["message"] == "messages: must have at least 1 item"
+
+
 def test_a_missing_parameter_is_named(server):
     answer = server.post("/v1/chat/completions", {"model": "org/scripted"})
     refused(answer, 400, "missing_required_parameter", "messages")

@@ -149,6 +149,7 @@ def test_best_of_nothing_is_nothing(server):
 def test_models(server):
     (model,) = server.get("/v1/models").json()["data"]
     assert model["id"] == "org/scripted"
+    assert model["max_model_len"] > 0
     assert server.get("/v1/models/org/scripted").json() == model
     assert server.get("/v1/models/org%2Fscripted").json() == model
     for other in ("gpt-4o", "a" * 600, "%00", "~", "a%5cb"):
