@@ -417,7 +417,8 @@ class Engine:
             self._files = PrefixFiles(
                 limits.prefix_cache_dir,
                 limits.prefix_cache_disk_bytes,
-                f"{model.responder.fingerprint} {__version__} {model.backend_name}",
+                f"{model.responder.fingerprint} {__version__} {model.backend_name} "
+                f"{model.experts.approximations}",
                 loaded.backend,
                 loaded.network.new_state(1),
             )

@@ -217,6 +217,20 @@ def test_what_was_read_survives_a_restart(model, tmp_path):
         assert engine.submit(longer).started().cached_tokens > 0
 
 
+def test_what_was_read_with_experts_left_out_is_not_gone_on_from_exactly(glow_store, tmp_path):
+    limits = Limits(prefix_cache_dir=str(tmp_path / "prefixes"))
+    request = asked("What is the capital of France?", {"max_tokens": 6})
+    cached = []
+    for weak in (1.0, None, 1.0):
+        with (
+            Model.load(glow_store, context_tokens=256, pool=0.004, cut_weak=weak) as model,
+            Engine(model, limits) as engine,
+        ):
+            engine.wait_ready()
+            cached.append(engine.submit(request).reply().usage.cached_tokens > 0)
+    assert cached == [False, False, True]
+
+
 @pytest.mark.parametrize("mode", ["mtp", "ngram"])
 def test_drafts_go_on_in_company_and_after_a_hit(glow_store, tmp_path, mode):
     """Tokens are guessed ahead for several answers at once, from points of the cache and of the disk too; the text is the same."""
