@@ -26,6 +26,7 @@ class Completion(Generation):
 
     prompt: str | list[str] | list[Whole] | list[list[Whole]]
     echo: bool | None = None
+    ignore_eos: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: Annotated[int, Field(ge=0, le=128)] | None = None
 
