@@ -138,6 +138,7 @@ def _experts(ops: Any, rows: int) -> Any:
     import mlx.core as mx
 
     from cherenkov.backends import kernel_calls as calls
+from cherenkov.backends import product_calls as products
     from cherenkov.packing.layout import ExpertLayout
 
     layout = ExpertLayout(INTER, HIDDEN)
@@ -158,8 +159,8 @@ def _experts(ops: Any, rows: int) -> Any:
 
     def chain(steps: int, x: Any, first: int = 0) -> Any:
         for i in range(first, first + steps):
-            (h,) = launch(calls.expert_up(layout, words, tags, places[i % 32], listed, x))
-            (y,) = launch(calls.expert_down(layout, words, tags, places[i % 32], h))
+            (h,) = launch(products.expert_up(layout, words, tags, places[i % 32], listed, x))
+            (y,) = launch(products.expert_down(layout, words, tags, places[i % 32], h))
             x = y[:rows]
         return x
 
@@ -168,7 +169,7 @@ def _experts(ops: Any, rows: int) -> Any:
 
     def only_up(steps: int, x: Any, first: int = 0) -> Any:
         for i in range(first, first + steps):
-            (h,) = launch(calls.expert_up(layout, words, tags, places[i % 32], listed, x))
+            (h,) = launch(products.expert_up(layout, words, tags, places[i % 32], listed, x))
             x = mx.concatenate([h[:rows]] * (HIDDEN // INTER), axis=1)
         return x
 
@@ -180,8 +181,8 @@ def _experts(ops: Any, rows: int) -> Any:
         def tile(steps: int, x: Any, first: int = 0) -> Any:
             for i in range(first, first + steps):
                 slots = places[i % 32][:TOP]
-                (h,) = launch(calls.expert_up(layout, words, tags, slots, tiled, x))
-                (y,) = launch(calls.expert_down(layout, words, tags, slots, h))
+                (h,) = launch(products.expert_up(layout, words, tags, slots, tiled, x))
+                (y,) = launch(products.expert_down(layout, words, tags, slots, h))
                 x = y[:rows]
             return x
 
@@ -196,6 +197,7 @@ def _experts(ops: Any, rows: int) -> Any:
 def _shapes(ops: Any) -> Any:
     """Microseconds of expert_up and expert_down together, by lanes a row and rows a lane of one of them."""
     from cherenkov.backends import kernel_calls as calls
+from cherenkov.backends import product_calls as products
 
     lanes_of, rows_of = calls._lanes, calls._rows_each
     found = {}
@@ -232,8 +234,8 @@ def _pair_us(ops: Any, calls: Any) -> float:
 
     def chain(steps: int, x: Any, first: int = 0) -> Any:
         for i in range(first, first + steps):
-            (h,) = ops._launch(calls.expert_up(layout, words, tags, places[i % 32], listed, x))
-            (y,) = ops._launch(calls.expert_down(layout, words, tags, places[i % 32], h))
+            (h,) = ops._launch(products.expert_up(layout, words, tags, places[i % 32], listed, x))
+            (y,) = ops._launch(products.expert_down(layout, words, tags, places[i % 32], h))
             x = y[:1]
         return x
 
@@ -356,6 +358,7 @@ def _delta(ops: Any) -> Any:
     import mlx.core as mx
 
     from cherenkov.backends import kernel_calls as calls
+from cherenkov.backends import product_calls as products
     from cherenkov.backends.base import Span
 
     layers = _weights(ops)
@@ -426,6 +429,7 @@ def _argmax(ops: Any) -> Any:
     import mlx.core as mx
 
     from cherenkov.backends import kernel_calls as calls
+from cherenkov.backends import product_calls as products
 
     if not hasattr(ops, "_launch"):
         return "no kernels here"

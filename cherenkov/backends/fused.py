@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from cherenkov.backends import kernel_calls as calls
 from cherenkov.backends import mlx_layers as layers
+from cherenkov.backends import product_calls as products
 from cherenkov.backends.mlx import Array, Mlx
 from cherenkov.backends.mlx_experts import Gathering
 from cherenkov.backends.mlx_owner import owned
@@ -68,14 +69,14 @@ class Fused(Mlx):
     def read_residual(
         self, w: GatedResidual[Matrix, Array], wide: Array
     ) -> tuple[Array, Array | None]:
-        if wide.shape[0] > _FEW_ROWS or w.up.scales is None or not calls.fits_affine(w.up):
+        if wide.shape[0] > _FEW_ROWS or w.up.scales is None or not products.fits_affine(w.up):
             return super().read_residual(w, wide)
         (normed,) = self._launch(calls.group_norm(wide, w.norm, w.streams, w.eps))
         scale = 1 / w.streams
         low = self._product(normed, w.down, 1, scale)
 
         def mixed(rows: slice) -> Launch:
-            return calls.residual_mix(low[rows], w.up, normed[rows], w.streams)
+            return products.residual_mix(low[rows], w.up, normed[rows], w.streams)
 
         block = self._few(wide.shape[0], mixed)
         return block, None if w.inject is None else self._product(normed, w.inject, 2, scale)
@@ -180,7 +181,7 @@ class Fused(Mlx):
         pool: Pool,
         target: tuple[Array, Array],
     ) -> Array:
-        if not calls.fits_records(pool.layout):
+        if not products.fits_records(pool.layout):
             return super().resident(shared, x, routes, slots, pool, target)
         rows, top = slots.shape
         each = self._pairs(pool, x, slots.reshape(-1), _rows_of_pairs(rows, top))
@@ -199,7 +200,7 @@ class Fused(Mlx):
 
     @override
     def times(self, x: Array, matrix: Matrix) -> Array:
-        if x.shape[0] > _FEW_ROWS or not calls.fits_affine(matrix):
+        if x.shape[0] > _FEW_ROWS or not products.fits_affine(matrix):
             return self._many(x, matrix)
         return self._product(x, matrix)
 
@@ -208,20 +209,20 @@ class Fused(Mlx):
         return super().times(x, matrix)
 
     def _product(self, x: Array, matrix: Matrix, act: int = 0, scale: float = 1.0) -> Array:
-        if not calls.fits_affine(matrix):
+        if not products.fits_affine(matrix):
             out = self._many(x, matrix)
             if act == 1:
                 return layers.silu(out * scale)
             return 2 * layers.sigmoid(out * scale) if act else out
 
         def made(rows: slice) -> Launch:
-            return calls.product(x[rows], matrix, act, scale)
+            return products.product(x[rows], matrix, act, scale)
 
         return self._few(x.shape[0], made)
 
     def _few(self, rows: int, made: Callable[[slice], Launch]) -> Array:
         """Rows, as many at a time as a kernel takes."""
-        step = calls.MOST_ROWS
+        step = products.MOST_ROWS
         if rows <= step:
             return self._launch(made(slice(0, rows)))[0]
         starts = range(0, rows, step)
@@ -275,8 +276,10 @@ class Fused(Mlx):
 
     def _pairs(self, pool: Pool, x: Array, slots: Array, rows: Array) -> Array:
         """Rows `[P * TX]` of `x` through the experts in slots `[P]`: `[P * TX, D]`."""
-        (h,) = self._launch(calls.expert_up(pool.layout, pool.words, pool.widths, slots, rows, x))
-        return self._launch(calls.expert_down(pool.layout, pool.words, pool.widths, slots, h))[0]
+        (h,) = self._launch(
+            products.expert_up(pool.layout, pool.words, pool.widths, slots, rows, x)
+        )
+        return self._launch(products.expert_down(pool.layout, pool.words, pool.widths, slots, h))[0]
 
     @override
     def _summed(
@@ -298,10 +301,10 @@ class Fused(Mlx):
     def _shared(self, shared: SharedExpert[Matrix], x: Array) -> Array:
         """The shared expert's hidden activations `[R, Is]`."""
         gate, up = shared.gate, shared.up
-        fits = gate.scales is not None and calls.fits_affine(gate) and gate.bits == up.bits
+        fits = gate.scales is not None and products.fits_affine(gate) and gate.bits == up.bits
         if x.shape[0] > _FEW_ROWS or not fits or gate.group != up.group:
             return layers.silu(self.times(x, gate)) * self.times(x, up)
-        return self._few(x.shape[0], lambda rows: calls.swiglu(x[rows], gate, up))
+        return self._few(x.shape[0], lambda rows: products.swiglu(x[rows], gate, up))
 
     def _left(self, operation: str, reason: str) -> None:
         """Say once that an operation is left to MLX."""
@@ -320,7 +323,7 @@ class _KernelGathering(Gathering):
 
     @override
     def compute(self, pool: Pool, rows: Ids, slots: Ids) -> Array:
-        if not calls.fits_records(pool.layout):
+        if not products.fits_records(pool.layout):
             return super().compute(pool, rows, slots)
         if len(self._ids) <= _PAIR_ROWS:
             return self._ops._pairs(pool, self._x, mx.array(slots), mx.array(rows))
@@ -335,7 +338,7 @@ def _tiles(rows: Ids, slots: Ids) -> tuple[Ids, Ids, Ids]:
     Returns:
         The slot of each tile `[n]`, its rows `[n * MOST_ROWS]` (-1: none), and where each pair has gone `[P]`.
     """
-    size = calls.MOST_ROWS
+    size = products.MOST_ROWS
     order = np.argsort(slots, kind="stable")
     sorted_slots = slots[order]
     starts = np.flatnonzero(np.diff(sorted_slots, prepend=-1))

@@ -62,8 +62,15 @@ def _catalogue() -> dict[str, Kernel]:
 KERNELS = _catalogue()
 """By name."""
 
-_PRODUCT: Template = (("BITS", 4), ("ROWS", 4), ("TX", 1))
-_EXPERT: Template = (("WIDTH", 4), ("ROWS", 4), ("TX", 1))
+_PRODUCT: Template = (
+    ("BITS", 4),
+    ("ROWS", 1),
+    ("AHEAD", 5),
+    ("TILE", 96),
+    ("SG", 4),
+    ("TX", 1),
+)
+_EXPERT: Template = (("WIDTH", 4), *_PRODUCT[1:])
 _TEMPLATES: dict[str, Template] = {
     "affine_gemv": _PRODUCT,
     "affine_swiglu": _PRODUCT,
@@ -71,7 +78,14 @@ _TEMPLATES: dict[str, Template] = {
     "expert_up": _EXPERT,
     "expert_down": _EXPERT,
     "group_norm": (("SG", 8),),
-    "residual_mix": (("BITS", 4), ("S", 4), ("TX", 1)),
+    "residual_mix": (
+        ("BITS", 4),
+        ("S", 4),
+        ("AHEAD", 2),
+        ("TILE", 32),
+        ("SG", 4),
+        ("TX", 1),
+    ),
     "causal_conv": (("ADD", False),),
     "delta_step": (
         ("HK", 16),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
@@ -16,7 +17,16 @@ from cherenkov.backends.shaders import Kernel, Signature, Template
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CudaLauncher", "EmulationLauncher", "Launch", "Launcher", "MetalLauncher", "kind_of"]
+__all__ = [
+    "CudaLauncher",
+    "EmulationLauncher",
+    "Launch",
+    "Launcher",
+    "MetalLauncher",
+    "dims",
+    "kind_of",
+    "numbers",
+]
 
 _LEAST = 8
 """Metal puts inputs of fewer elements into another address space."""
@@ -144,7 +154,20 @@ def _to_mlx(array: np.ndarray[Any, Any], kind: str) -> mx.array:
     return made.view(mx.bfloat16) if kind == "bfloat16" else made
 
 
-def padded(values: Sequence[float], kind: mx.Dtype) -> mx.array:
+@lru_cache(maxsize=256)
+def numbers(*values: float) -> mx.array:
     """A few numbers as an input that is never small."""
+    return _padded(values, mx.float32)
+
+
+@lru_cache(maxsize=1024)
+def dims(*values: int) -> mx.array:
+    """As `numbers`, whole ones."""
+    return _padded(values, mx.int32)
+
+
+def _padded(values: Sequence[float], kind: mx.Dtype) -> mx.array:
     size = math.ceil(len(values) / _LEAST) * _LEAST
-    return mx.array([*values, *[0] * (size - len(values))], kind)
+    made = mx.array([*values, *[0] * (size - len(values))], kind)
+    mx.eval(made)
+    return made

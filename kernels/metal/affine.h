@@ -1,18 +1,45 @@
-// Rows of an affine-quantised matrix times activations, for a simdgroup. value = scale * code + bias, BF16 both;
-// codes little-endian in 32-bit words, 3-bit codes across word borders.
-// A row is read by `lanes` neighbouring lanes, CHUNK codes each at a step, so 32 / lanes rows go side by side, and every
-// lane takes ROWS of them, `stride` apart, from each of SETS matrices alike. The order of additions depends on none of the
-// other rows.
+// Rows of an affine-quantised matrix times activations. value = scale * code + bias, BF16 both; codes little-endian in
+// 32-bit words, 3-bit codes across word borders.
+// A row is cut into chunks of 32 codes, which lie in one group. It is read by `lanes` neighbouring lanes, a chunk each at a
+// step, so 32 / lanes rows go side by side, and every lane takes ROWS of them, `stride` apart, from each of SETS matrices
+// alike. AHEAD steps are read before they are used: what a GPU waits for is memory, and this is how much is under way. The
+// order of additions depends on none of the other rows.
 
 METAL_FUNC float bf16(ushort bits) { return as_type<float>(uint(bits) << 16); }
 
+// Code j of a chunk. Its bits, under the exponent of 2^23, are a number from which the code comes by one multiplication and
+// subtraction, both exact: cheaper than a shift, a mask and a conversion.
 template <int BITS> METAL_FUNC float code(const thread uint32_t* w, uint j) {
-  const uint at = j * BITS;
-  uint v = w[at >> 5] >> (at & 31u);
-  if (BITS == 3 && (at & 31u) > 29u) {
-    v |= w[(at >> 5) + 1] << (32u - (at & 31u));
+  constexpr uint WINDOW = BITS == 3 ? 21 : 16;  // bits that a word is moved by, so that codes stay below the exponent
+  const uint start = j * BITS / WINDOW * WINDOW;
+  const uint inner = j * BITS - start;
+  uint v = w[start >> 5] >> (start & 31u);
+  if ((start & 31u) + WINDOW > 32u && (start >> 5) + 1 < uint(BITS)) {
+    v |= w[(start >> 5) + 1] << (32u - (start & 31u));
   }
-  return float(v & ((1u << BITS) - 1u));
+  const float raised = as_type<float>((v & (((1u << BITS) - 1u) << inner)) | 0x4b000000u);
+  return fma(raised, as_type<float>((127u - inner) << 23), -as_type<float>((150u - inner) << 23));
+}
+
+// The BITS words of a chunk.
+template <int BITS> METAL_FUNC void chunk_words(const device uint32_t* w, thread uint32_t* to) {
+  if (BITS == 3) {
+    for (uint k = 0; k < uint(BITS); k++) {
+      to[k] = w[k];
+    }
+  } else if (BITS == 2) {
+    const uint2 two = *(const device uint2*)(w);
+    to[0] = two.x;
+    to[BITS - 1] = two.y;
+  } else {
+    for (uint k = 0; k + 3 < uint(BITS); k += 4) {
+      const uint4 four = *(const device uint4*)(w + k);
+      to[k] = four.x;
+      to[k + 1] = four.y;
+      to[k + 2] = four.z;
+      to[k + 3] = four.w;
+    }
+  }
 }
 
 // How a matrix is read: its columns, the logarithm of its group, lanes a row, the distance between a lane's rows, and that
@@ -26,69 +53,120 @@ struct Walk {
   uint numbers;
 };
 
+// What AHEAD steps read.
+template <int COUNT, int BITS> struct Ahead {
+  uint32_t word[COUNT * BITS];
+  ushort scale[COUNT];
+  ushort bias[COUNT];
+};
+
+template <int BITS, int ROWS, int AHEAD, int SETS>
+METAL_FUNC void read_ahead(const device uint32_t* w, const device ushort* s, const device ushort* b, uint row0, uint step, uint lane,
+                           Walk walk, thread Ahead<AHEAD * SETS * ROWS, BITS>& read) {
+  const uint chunks = walk.in / 32;
+  for (uint k = 0; k < uint(AHEAD); k++) {
+    const uint i = (step + k) * walk.lanes + lane % walk.lanes;
+    const uint chunk = min(i, chunks - 1);
+    for (uint r = 0; r < uint(SETS * ROWS); r++) {
+      const size_t row = row0 + r % ROWS * walk.stride;
+      const size_t number = r / ROWS * walk.numbers + row * (walk.in >> walk.shift) + (chunk * 32 >> walk.shift);
+      chunk_words<BITS>(w + r / ROWS * walk.words + (row * chunks + chunk) * BITS, read.word + (k * SETS * ROWS + r) * BITS);
+      // past the end: nothing, whatever the codes
+      read.scale[k * SETS * ROWS + r] = i < chunks ? s[number] : ushort(0);
+      read.bias[k * SETS * ROWS + r] = i < chunks ? b[number] : ushort(0);
+    }
+  }
+}
+
+// Chunks of activations lie in threadgroup memory, TILE of each row at a time, each with its sum behind it and 36 numbers
+// after the one before, so that chunks of neighbouring lanes start in different banks.
+// Bring `count` chunks from `start` on of each row; all threads of the threadgroup do it together.
+template <int TX, int TILE>
+METAL_FUNC void bring(const device float* x, const thread uint* offset, uint start, uint count, uint t, uint threads,
+                      threadgroup float* stage) {
+  for (uint row = 0; row < uint(TX); row++) {
+    for (uint first = 0; first < count * 8; first += threads) {
+      const uint i = first + t;
+      const float4 four = *(const device float4*)(x + offset[row] + start * 32 + min(i, count * 8 - 1) * 4);
+      float sum = (four.x + four.y) + (four.z + four.w);
+      sum += simd_shuffle_xor(sum, ushort(1));
+      sum += simd_shuffle_xor(sum, ushort(2));
+      sum += simd_shuffle_xor(sum, ushort(4));
+      if (i < count * 8) {
+        threadgroup float* to = stage + (row * TILE + i / 8) * 36;
+        *(threadgroup float4*)(to + i % 8 * 4) = four;
+        if (i % 8 == 0) {
+          to[32] = sum;
+        }
+      }
+    }
+  }
+}
+
 // acc[(m * ROWS + r) * TX + t] = row (row0 + r * stride) of matrix m . x[offset[t]]: complete in each of the lanes that share
-// a row.
-template <int BITS, int ROWS, int TX, int SETS>
+// a row. Thread `t` of `threads` in its threadgroup; all of them come here together.
+template <int BITS, int ROWS, int AHEAD, int TX, int SETS, int TILE>
 METAL_FUNC void affine_rows(const device uint32_t* w, const device ushort* s, const device ushort* b, const device float* x,
-                            const thread uint* offset, uint row0, uint lane, Walk walk, thread float* acc) {
-  constexpr uint CHUNK = BITS == 8 ? 8 : BITS == 3 ? 32 : 16;
-  constexpr uint WORDS = CHUNK * BITS / 32;
-  const size_t row_words = walk.in / 32 * BITS;
-  const size_t row_groups = walk.in >> walk.shift;
-  for (uint i = 0; i < SETS * ROWS * TX; i++) {
+                            const thread uint* offset, uint row0, uint t, uint threads, Walk walk, threadgroup float* stage,
+                            thread float* acc) {
+  constexpr uint EACH = SETS * ROWS;
+  const uint lane = t % 32;
+  const uint chunks = walk.in / 32;
+  for (uint i = 0; i < EACH * TX; i++) {
     acc[i] = 0.0f;
   }
-  for (uint i = (lane % walk.lanes) * CHUNK; i < walk.in; i += walk.lanes * CHUNK) {
-    uint32_t word[SETS * ROWS * WORDS];
-    float scale[SETS * ROWS];
-    float bias[SETS * ROWS];
-    for (uint r = 0; r < SETS * ROWS; r++) {
-      const size_t row = row0 + r % ROWS * walk.stride;
-      const size_t at = r / ROWS * walk.words + row * row_words + i / CHUNK * WORDS;
-      if (WORDS == 2) {
-        const uint2 two = *(const device uint2*)(w + at);
-        word[r * WORDS] = two.x;
-        word[r * WORDS + WORDS - 1] = two.y;
-      } else {
-        for (uint k = 0; k < WORDS; k++) {
-          word[r * WORDS + k] = w[at + k];
+  for (uint start = 0; start < chunks; start += TILE) {
+    const uint count = min(uint(TILE), chunks - start);
+    const uint last = (start + count + walk.lanes - 1) / walk.lanes;
+    Ahead<AHEAD * SETS * ROWS, BITS> read;
+    read_ahead<BITS, ROWS, AHEAD, SETS>(w, s, b, row0, start / walk.lanes, lane, walk, read);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    bring<TX, TILE>(x, offset, start, count, t, threads, stage);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint step = start / walk.lanes; step < last; step += AHEAD) {
+      for (uint k = 0; k < uint(AHEAD); k++) {
+        if (step + k < last) {
+          const uint chunk = min((step + k) * walk.lanes + lane % walk.lanes - start, count - 1);
+          const threadgroup float* from = stage + chunk * 36;
+          float d[EACH * TX];
+          for (uint i = 0; i < EACH * TX; i++) {
+            d[i] = 0.0f;
+          }
+          for (uint j = 0; j < 32; j += 4) {
+            float4 four[TX];
+            for (uint n = 0; n < uint(TX); n++) {
+              four[n] = *(const threadgroup float4*)(from + n * (TILE * 36) + j);
+            }
+            for (uint r = 0; r < EACH; r++) {
+              const thread uint32_t* word = read.word + (k * EACH + r) * BITS;
+              const float q0 = code<BITS>(word, j);
+              const float q1 = code<BITS>(word, j + 1);
+              const float q2 = code<BITS>(word, j + 2);
+              const float q3 = code<BITS>(word, j + 3);
+              for (uint n = 0; n < uint(TX); n++) {
+                d[r * TX + n] += four[n].x * q0;
+                d[r * TX + n] += four[n].y * q1;
+                d[r * TX + n] += four[n].z * q2;
+                d[r * TX + n] += four[n].w * q3;
+              }
+            }
+          }
+          for (uint r = 0; r < EACH; r++) {
+            const float scale = bf16(read.scale[k * EACH + r]);
+            const float bias = bf16(read.bias[k * EACH + r]);
+            for (uint n = 0; n < uint(TX); n++) {
+              acc[r * TX + n] += scale * d[r * TX + n] + bias * from[n * (TILE * 36) + 32];
+            }
+          }
         }
       }
-      const size_t number = r / ROWS * walk.numbers + row * row_groups + (i >> walk.shift);
-      scale[r] = bf16(s[number]);
-      bias[r] = bf16(b[number]);
-    }
-    float xv[TX * CHUNK];
-    float xs[TX];
-    for (uint t = 0; t < TX; t++) {
-      xs[t] = 0.0f;
-      for (uint j = 0; j < CHUNK; j += 4) {
-        const float4 four = *(const device float4*)(x + offset[t] + i + j);
-        xv[t * CHUNK + j] = four.x;
-        xv[t * CHUNK + j + 1] = four.y;
-        xv[t * CHUNK + j + 2] = four.z;
-        xv[t * CHUNK + j + 3] = four.w;
-        xs[t] += (four.x + four.y) + (four.z + four.w);
-      }
-    }
-    for (uint r = 0; r < SETS * ROWS; r++) {
-      float d[TX];
-      for (uint t = 0; t < TX; t++) {
-        d[t] = 0.0f;
-      }
-      for (uint j = 0; j < CHUNK; j++) {
-        const float q = code<BITS>(word + r * WORDS, j);
-        for (uint t = 0; t < TX; t++) {
-          d[t] += xv[t * CHUNK + j] * q;
-        }
-      }
-      for (uint t = 0; t < TX; t++) {
-        acc[r * TX + t] += scale[r] * d[t] + bias[r] * xs[t];
+      if (step + AHEAD < last) {
+        read_ahead<BITS, ROWS, AHEAD, SETS>(w, s, b, row0, step + AHEAD, lane, walk, read);
       }
     }
   }
   for (uint o = 1; o < walk.lanes; o <<= 1) {
-    for (uint i = 0; i < SETS * ROWS * TX; i++) {
+    for (uint i = 0; i < EACH * TX; i++) {
       acc[i] += simd_shuffle_xor(acc[i], ushort(o));
     }
   }
