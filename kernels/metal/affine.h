@@ -24,6 +24,7 @@ template <int BITS> METAL_FUNC float code(const thread uint32_t* w, uint j) {
 // The BITS words of a chunk.
 template <int BITS> METAL_FUNC void chunk_words(const device uint32_t* w, thread uint32_t* to) {
   if (BITS == 3) {
+    #pragma unroll
     for (uint k = 0; k < uint(BITS); k++) {
       to[k] = w[k];
     }
@@ -32,6 +33,7 @@ template <int BITS> METAL_FUNC void chunk_words(const device uint32_t* w, thread
     to[0] = two.x;
     to[BITS - 1] = two.y;
   } else {
+    #pragma unroll
     for (uint k = 0; k + 3 < uint(BITS); k += 4) {
       const uint4 four = *(const device uint4*)(w + k);
       to[k] = four.x;
@@ -64,9 +66,11 @@ template <int BITS, int ROWS, int AHEAD, int SETS>
 METAL_FUNC void read_ahead(const device uint32_t* w, const device ushort* s, const device ushort* b, uint row0, uint step, uint lane,
                            Walk walk, thread Ahead<AHEAD * SETS * ROWS, BITS>& read) {
   const uint chunks = walk.in / 32;
+  #pragma unroll
   for (uint k = 0; k < uint(AHEAD); k++) {
     const uint i = (step + k) * walk.lanes + lane % walk.lanes;
     const uint chunk = min(i, chunks - 1);
+    #pragma unroll
     for (uint r = 0; r < uint(SETS * ROWS); r++) {
       const size_t row = row0 + r % ROWS * walk.stride;
       const size_t number = r / ROWS * walk.numbers + row * (walk.in >> walk.shift) + (chunk * 32 >> walk.shift);
@@ -84,6 +88,7 @@ METAL_FUNC void read_ahead(const device uint32_t* w, const device ushort* s, con
 template <int TX, int TILE>
 METAL_FUNC void bring(const device float* x, const thread uint* offset, uint start, uint count, uint t, uint threads,
                       threadgroup float* stage) {
+  #pragma unroll
   for (uint row = 0; row < uint(TX); row++) {
     for (uint first = 0; first < count * 8; first += threads) {
       const uint i = first + t;
@@ -112,6 +117,7 @@ METAL_FUNC void affine_rows(const device uint32_t* w, const device ushort* s, co
   constexpr uint EACH = SETS * ROWS;
   const uint lane = t % 32;
   const uint chunks = walk.in / 32;
+  #pragma unroll
   for (uint i = 0; i < EACH * TX; i++) {
     acc[i] = 0.0f;
   }
@@ -124,25 +130,31 @@ METAL_FUNC void affine_rows(const device uint32_t* w, const device ushort* s, co
     bring<TX, TILE>(x, offset, start, count, t, threads, stage);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint step = start / walk.lanes; step < last; step += AHEAD) {
+      #pragma unroll
       for (uint k = 0; k < uint(AHEAD); k++) {
         if (step + k < last) {
           const uint chunk = min((step + k) * walk.lanes + lane % walk.lanes - start, count - 1);
           const threadgroup float* from = stage + chunk * 36;
           float d[EACH * TX];
+          #pragma unroll
           for (uint i = 0; i < EACH * TX; i++) {
             d[i] = 0.0f;
           }
+          #pragma unroll
           for (uint j = 0; j < 32; j += 4) {
             float4 four[TX];
+            #pragma unroll
             for (uint n = 0; n < uint(TX); n++) {
               four[n] = *(const threadgroup float4*)(from + n * (TILE * 36) + j);
             }
+            #pragma unroll
             for (uint r = 0; r < EACH; r++) {
               const thread uint32_t* word = read.word + (k * EACH + r) * BITS;
               const float q0 = code<BITS>(word, j);
               const float q1 = code<BITS>(word, j + 1);
               const float q2 = code<BITS>(word, j + 2);
               const float q3 = code<BITS>(word, j + 3);
+              #pragma unroll
               for (uint n = 0; n < uint(TX); n++) {
                 d[r * TX + n] += four[n].x * q0;
                 d[r * TX + n] += four[n].y * q1;
@@ -151,9 +163,11 @@ METAL_FUNC void affine_rows(const device uint32_t* w, const device ushort* s, co
               }
             }
           }
+          #pragma unroll
           for (uint r = 0; r < EACH; r++) {
             const float scale = bf16(read.scale[k * EACH + r]);
             const float bias = bf16(read.bias[k * EACH + r]);
+            #pragma unroll
             for (uint n = 0; n < uint(TX); n++) {
               acc[r * TX + n] += scale * d[r * TX + n] + bias * from[n * (TILE * 36) + 32];
             }
@@ -166,6 +180,7 @@ METAL_FUNC void affine_rows(const device uint32_t* w, const device ushort* s, co
     }
   }
   for (uint o = 1; o < walk.lanes; o <<= 1) {
+    #pragma unroll
     for (uint i = 0; i < EACH * TX; i++) {
       acc[i] += simd_shuffle_xor(acc[i], ushort(o));
     }
