@@ -137,8 +137,7 @@ def _random_words(layout: Any, slots: int) -> Any:
 def _experts(ops: Any, rows: int) -> Any:
     import mlx.core as mx
 
-    from cherenkov.backends import kernel_calls as calls
-from cherenkov.backends import product_calls as products
+    from cherenkov.backends import product_calls as products
     from cherenkov.packing.layout import ExpertLayout
 
     layout = ExpertLayout(INTER, HIDDEN)
@@ -197,7 +196,6 @@ from cherenkov.backends import product_calls as products
 def _shapes(ops: Any) -> Any:
     """Microseconds of expert_up and expert_down together, by lanes a row and rows a lane of one of them."""
     from cherenkov.backends import kernel_calls as calls
-from cherenkov.backends import product_calls as products
 
     lanes_of, rows_of = calls._lanes, calls._rows_each
     found = {}
@@ -358,7 +356,6 @@ def _delta(ops: Any) -> Any:
     import mlx.core as mx
 
     from cherenkov.backends import kernel_calls as calls
-from cherenkov.backends import product_calls as products
     from cherenkov.backends.base import Span
 
     layers = _weights(ops)
@@ -429,7 +426,6 @@ def _argmax(ops: Any) -> Any:
     import mlx.core as mx
 
     from cherenkov.backends import kernel_calls as calls
-from cherenkov.backends import product_calls as products
 
     if not hasattr(ops, "_launch"):
         return "no kernels here"

@@ -19,9 +19,10 @@ from typing_extensions import override
 from cherenkov.backends import kernel_calls as calls
 from cherenkov.backends import mlx_layers as layers
 from cherenkov.backends import product_calls as products
-from cherenkov.backends.mlx import Array, Mlx
+from cherenkov.backends.mlx import Mlx
 from cherenkov.backends.mlx_experts import Gathering
 from cherenkov.backends.mlx_owner import owned
+from cherenkov.backends.mlx_reach import Reach, Turns
 from cherenkov.backends.mlx_steps import joined
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     )
     from cherenkov.backends.launches import Launch, Launcher
     from cherenkov.backends.mlx_matrices import Matrix, Pool
+    from cherenkov.backends.mlx_table import Array
 
 __all__ = ["Fused"]
 
@@ -60,6 +62,7 @@ class Fused(Mlx):
         super().__init__(options)
         self.exact = self.options.precision == "float32"
         self._launch = launcher
+        self.turns = Turns(self.kept)
         self._said: set[str] = set()
 
     # operations
@@ -119,14 +122,25 @@ class Fused(Mlx):
         if not calls.fits_attention(w):
             self._left("sparse_attention", f"heads of {w.head_dim}, index heads of {w.index_dim}")
             return super().sparse_attention(w, x, spans)
+        out = self.attended(w, x, spans, [self.turns.reach(w, span) for span in spans])
+        for span in spans:
+            span.state.length = span.position + span.stop - span.start
+        return out
+
+    def attended(
+        self,
+        w: SparseAttention[Matrix, Array],
+        x: Array,
+        spans: Sequence[Span[AttentionState[Array]]],
+        reaches: Sequence[Reach],
+    ) -> Array:
+        """`sparse_attention` of rows that reach so far. Of `spans`, positions are not looked at."""
         projected, index = self._biased(x, w.q, w.q_bias), self.times(x, w.index)
         keys, values = self._biased(x, w.k, w.k_bias), self._biased(x, w.v, w.v_bias)
         values = values.reshape(x.shape[0], w.kv_heads, w.head_dim)
         parts = []
-        for span in spans:
-            own, count = slice(span.start, span.stop), span.stop - span.start
-            turn = layers.turns(w, span.position, count)
-            head = w.head_dim
+        for span, reach in zip(spans, reaches, strict=True):
+            own, head, turn = slice(span.start, span.stop), w.head_dim, reach.turn
             (query,) = self._launch(
                 calls.prepare_heads(projected[own], w.q_norm, turn, (w.heads, 2 * head), w.eps)
             )
@@ -134,10 +148,12 @@ class Fused(Mlx):
                 calls.prepare_heads(keys[own], w.k_norm, turn, (w.kv_heads, head), w.eps)
             )
             raw = index[own, w.index_heads * w.index_dim :]
-            self._append(w, span, key, values[own], raw)
-            chosen = self._chosen(w, span, index[own], turn)
+            self._append(w, span.state, (key, values[own], raw), reach)
+            chosen = self._chosen(w, span.state, index[own], reach)
             caches = (span.state.keys, span.state.values)
-            sums, tops = self._launch(calls.attend(w, query, caches, chosen, span.position))
+            sums, tops = self._launch(
+                calls.attend(w, query, caches, chosen, reach.position, reach.parts)
+            )
             parts += self._launch(calls.merge(w, sums, tops, projected[own]))
         return self._biased(joined(parts), w.o, w.o_bias)
 
@@ -176,16 +192,16 @@ class Fused(Mlx):
         self,
         shared: SharedExpert[Matrix],
         x: Array,
-        routes: tuple[Array, Array],
+        weights: Array,
         slots: Array,
         pool: Pool,
         target: tuple[Array, Array],
     ) -> Array:
         if not products.fits_records(pool.layout):
-            return super().resident(shared, x, routes, slots, pool, target)
+            return super().resident(shared, x, weights, slots, pool, target)
         rows, top = slots.shape
         each = self._pairs(pool, x, slots.reshape(-1), _rows_of_pairs(rows, top))
-        return self._summed(shared, x, routes[1], each.reshape(rows, top, -1), target)
+        return self._summed(shared, x, weights, each.reshape(rows, top, -1), target)
 
     @owned
     @override
@@ -233,40 +249,39 @@ class Fused(Mlx):
     def _append(
         self,
         w: SparseAttention[Matrix, Array],
-        span: Span[AttentionState[Array]],
-        keys: Array,
-        values: Array,
-        raw: Array,
+        state: AttentionState[Array],
+        new: tuple[Array, Array, Array],
+        reach: Reach,
     ) -> None:
-        """Put new tokens into the cache, and finish the index blocks that they complete."""
-        state, stop = span.state, span.position + span.stop - span.start
-        state.keys = layers.put(state.keys, keys, span.position)
-        state.values = layers.put(state.values, values, span.position)
-        state.index_keys = layers.put(state.index_keys, raw, span.position)
-        first, last = span.position // w.block, stop // w.block
-        if last > first:
-            turn = layers.turns(w, first * w.block, last - first, w.block)
-            (made,) = self._launch(calls.block_keys(w, state.index_keys, first, turn))
-            state.block_keys = layers.put(state.block_keys, made, first)
-        state.length = stop
+        """Put keys, values and raw index keys of new tokens into the cache, and finish the blocks that they complete."""
+        keys, values, raw = new
+        state.keys = layers.put(state.keys, keys, reach.position)
+        state.values = layers.put(state.values, values, reach.position)
+        state.index_keys = layers.put(state.index_keys, raw, reach.position)
+        if reach.finished:
+            (made,) = self._launch(
+                calls.block_keys(w, state.index_keys, reach.first, reach.block_turn)
+            )
+            state.block_keys = layers.put(state.block_keys, made, reach.first)
 
     def _chosen(
         self,
         w: SparseAttention[Matrix, Array],
-        span: Span[AttentionState[Array]],
+        state: AttentionState[Array],
         index: Array,
-        turn: tuple[Array, Array],
+        reach: Reach,
     ) -> Array:
         """The blocks that each row attends to, if there is a choice; else anything."""
-        blocks, keep = span.state.length // w.block, w.budget // w.block
-        if blocks <= keep:
+        if not reach.blocks:
             return _nothing()
         (query,) = self._launch(
-            calls.prepare_heads(index, w.index_q_norm, turn, (w.index_heads, w.index_dim), w.eps)
+            calls.prepare_heads(
+                index, w.index_q_norm, reach.turn, (w.index_heads, w.index_dim), w.eps
+            )
         )
-        cache = span.state.block_keys
-        (found,) = self._launch(calls.scores(w, query, cache, span.position, blocks))
-        return self._launch(calls.select(found, keep))[0]
+        cache = state.block_keys
+        (found,) = self._launch(calls.scores(w, query, cache, reach.position, reach.blocks))
+        return self._launch(calls.select(found, w.budget // w.block))[0]
 
     # experts
 

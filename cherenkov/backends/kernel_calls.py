@@ -31,6 +31,7 @@ __all__ = [
     "merge",
     "ple_gate",
     "prepare_heads",
+    "reach_of",
     "route",
     "sample",
     "scores",
@@ -45,8 +46,10 @@ _WIDE = 256
 _MOST_THREADS = 512
 _PARTS = 64
 """Parts that a row of logits is cut into."""
-_SPAN = 64
+_SPAN = 32
 """Tokens of a part of a head's attention."""
+_BLOCKS = 512
+"""Blocks that are scored are a multiple of this."""
 _MOST_EXPERTS = 4096
 _MOST_HEAD = 512
 
@@ -205,6 +208,20 @@ def fits_attention(w: SparseAttention[Matrix, mx.array]) -> bool:
     return w.head_dim <= _MOST_HEAD and w.index_dim <= _MOST_HEAD and w.heads % w.kv_heads == 0
 
 
+def reach_of(w: SparseAttention[Matrix, mx.array], stop: int, room: int) -> tuple[int, int]:
+    """How many parts attention up to `stop` is cut into, and how many blocks are scored (0: all are attended to).
+
+    Rounded up, so that both stay the same for many tokens: what is traced depends on them. `room`: blocks in the cache.
+    """
+    parts = -(-min(stop, w.budget + w.block - 1) // _SPAN)
+    most = -(-(w.budget + w.block - 1) // _SPAN)
+    parts = min(1 << (parts - 1).bit_length(), most)
+    blocks = stop // w.block
+    if blocks <= w.budget // w.block:
+        return parts, 0
+    return parts, min(-(-blocks // _BLOCKS) * _BLOCKS, room)
+
+
 def prepare_heads(
     projected: mx.array,
     weight: mx.array,
@@ -231,14 +248,14 @@ def prepare_heads(
 def block_keys(
     w: SparseAttention[Matrix, mx.array],
     raw: mx.array,
-    first: int,
+    first: mx.array,
     turn: tuple[mx.array, mx.array],
 ) -> Launch:
-    """Keys `[J, di]` of index blocks from `first` on, as many as there are turns, from raw index keys `[T, di]`."""
+    """Keys `[J, di]` of index blocks from `first` (see `launches.place`) on, as many as there are turns, from raw index keys `[T, di]`."""
     count = turn[0].shape[0]
     template = (("T", kind_of(raw)), ("N", w.index_dim))
-    sizes = dims(first, w.block, turn[0].shape[1])
-    inputs = [raw, w.index_k_norm, turn[0], turn[1], numbers(w.eps), sizes]
+    sizes = dims(w.block, turn[0].shape[1])
+    inputs = [raw, w.index_k_norm, turn[0], turn[1], numbers(w.eps), first, sizes]
     outputs = [("float32", (count, w.index_dim))]
     grid = (_WARP, count, 1)
     return Launch(KERNELS["block_keys"], inputs, outputs, grid, (_WARP, 1, 1), template)
@@ -248,14 +265,14 @@ def scores(
     w: SparseAttention[Matrix, mx.array],
     query: mx.array,
     keys: mx.array,
-    position: int,
+    position: mx.array,
     blocks: int,
 ) -> Launch:
     """Index scores `[R, blocks]` of queries `[R, Hi, di]`, the first at `position`; -1 for blocks not complete there."""
     rows = query.shape[0]
     template = (("T", kind_of(keys)), ("N", w.index_dim))
     grid = (_WARP, -(-blocks // _SIDE_BY_SIDE) * _SIDE_BY_SIDE, rows)
-    inputs = [query, keys, dims(position, blocks, w.index_heads, w.block)]
+    inputs = [query, keys, position, dims(blocks, w.index_heads, w.block)]
     outputs = [("float32", (rows, blocks))]
     return Launch(KERNELS["qsa_scores"], inputs, outputs, grid, (_WARP, _SIDE_BY_SIDE, 1), template)
 
@@ -273,15 +290,14 @@ def attend(
     query: mx.array,
     caches: tuple[mx.array, mx.array],
     chosen: mx.array,
-    position: int,
+    position: mx.array,
+    parts: int,
 ) -> Launch:
     """Parts of the attention of queries `[R, H, d]`, the first at `position`; see `qsa_attend.metal`."""
-    rows = query.shape[0]
-    most = min(position + rows, w.budget + w.block - 1)
-    parts, keep = -(-most // _SPAN), w.budget // w.block
+    rows, keep = query.shape[0], w.budget // w.block
     template = (("T", kind_of(caches[0])), ("N", w.head_dim))
-    sizes = dims(position, parts, w.heads, w.kv_heads, w.block, keep, _SPAN)
-    inputs = [query, caches[0], caches[1], chosen, numbers(w.head_dim**-0.5), sizes]
+    sizes = dims(parts, w.heads, w.kv_heads, w.block, keep, _SPAN)
+    inputs = [query, caches[0], caches[1], chosen, numbers(w.head_dim**-0.5), position, sizes]
     outputs = [
         ("float32", (rows * w.heads, parts, w.head_dim)),
         ("float32", (rows * w.heads, parts, 2)),
@@ -297,7 +313,7 @@ def merge(
     heads, parts, size = sums.shape
     outputs = [("float32", (projected.shape[0], w.heads * size))]
     inputs = [sums, tops, projected, dims(size, parts)]
-    return Launch(KERNELS["qsa_merge"], inputs, outputs, (_WARP, heads, 1), (_WARP, 1, 1))
+    return Launch(KERNELS["qsa_merge"], inputs, outputs, (_rounded(size), heads, 1), (_WARP, 1, 1))
 
 
 # --- vocabularies -------------------------------------------------------------------------------------------------

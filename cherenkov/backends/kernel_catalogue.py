@@ -37,12 +37,12 @@ def _catalogue() -> dict[str, Kernel]:
             _ACTIVE,
         ),
         load("qsa_prepare", ("in", "weight", "cosine", "sine", "params", "dims"), ("out",)),
-        load("block_keys", ("raw", "weight", "cosine", "sine", "params", "dims"), ("out",)),
-        load("qsa_scores", ("query", "keys", "dims"), ("scores",)),
+        load("block_keys", ("raw", "weight", "cosine", "sine", "params", "from", "dims"), ("out",)),
+        load("qsa_scores", ("query", "keys", "from", "dims"), ("scores",)),
         load("qsa_select", ("scores", "dims"), ("chosen",)),
         load(
             "qsa_attend",
-            ("query", "keys", "values", "chosen", "params", "dims"),
+            ("query", "keys", "values", "chosen", "params", "from", "dims"),
             ("sums", "tops"),
         ),
         load("qsa_merge", ("sums", "tops", "projected", "dims"), ("out",), _ACTIVE),
@@ -65,6 +65,7 @@ KERNELS = _catalogue()
 _PRODUCT: Template = (
     ("BITS", 4),
     ("ROWS", 1),
+    ("LANES", 16),
     ("AHEAD", 5),
     ("TILE", 96),
     ("SG", 4),
@@ -81,6 +82,7 @@ _TEMPLATES: dict[str, Template] = {
     "residual_mix": (
         ("BITS", 4),
         ("S", 4),
+        ("LANES", 2),
         ("AHEAD", 2),
         ("TILE", 32),
         ("SG", 4),

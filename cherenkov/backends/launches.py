@@ -26,6 +26,7 @@ __all__ = [
     "dims",
     "kind_of",
     "numbers",
+    "place",
 ]
 
 _LEAST = 8
@@ -154,6 +155,15 @@ def _to_mlx(array: np.ndarray[Any, Any], kind: str) -> mx.array:
     return made.view(mx.bfloat16) if kind == "bfloat16" else made
 
 
+def place(value: int) -> mx.array:
+    """A number that changes from step to step, as an input: int32 `[8]`, of which the first counts.
+
+    A range is made on the GPU from two numbers that travel with the call; an array of the host's would be fetched there by
+    the kernel that reads it, which takes as long as several kernels.
+    """
+    return mx.arange(value, value + _LEAST, dtype=mx.int32)
+
+
 @lru_cache(maxsize=256)
 def numbers(*values: float) -> mx.array:
     """A few numbers as an input that is never small."""
@@ -168,6 +178,9 @@ def dims(*values: int) -> mx.array:
 
 def _padded(values: Sequence[float], kind: mx.Dtype) -> mx.array:
     size = math.ceil(len(values) / _LEAST) * _LEAST
-    made = mx.array([*values, *[0] * (size - len(values))], kind)
+    given = mx.array([*values, *[0] * (size - len(values))], kind)
+    made = given + mx.array(
+        0, kind
+    )  # a result lies in the GPU's memory, what the host made may not
     mx.eval(made)
     return made

@@ -39,6 +39,7 @@ _SIDE_BY_SIDE = 4
 """Simdgroups of a threadgroup."""
 _WORDS_AHEAD = 40
 """Words of codes that a lane may hold while it waits."""
+_MOST_AHEAD = 5
 _TILES = (32, 96, 192)
 """Chunks of a row of activations that lie in threadgroup memory at a time."""
 _LARGE = 32_768
@@ -80,7 +81,13 @@ class Shape:
     @property
     def template(self) -> Template:
         """Its part of a kernel's template."""
-        return ("ROWS", self.rows), ("AHEAD", self.ahead), ("TILE", self.tile), ("SG", self.side)
+        return (
+            ("ROWS", self.rows),
+            ("LANES", self.lanes),
+            ("AHEAD", self.ahead),
+            ("TILE", self.tile),
+            ("SG", self.side),
+        )
 
 
 def shape_of(bits: int, columns: int, out: int, many: int, sets: int = 1, rows: int = 0) -> Shape:
@@ -101,9 +108,9 @@ def shape_of(bits: int, columns: int, out: int, many: int, sets: int = 1, rows: 
         rows = 2 if out >= _LARGE and sets == 1 else 1
         if rows * (_WARP // lanes) > out:
             rows = 1
-    most = 2 if many > 1 else max(1, _WORDS_AHEAD // (rows * sets * bits))
-    ahead = -(-steps // -(-steps // most))
     tile = _TILES[0] if many > 1 else next((t for t in _TILES if t >= chunks), _TILES[-1])
+    most = min(steps, _MOST_AHEAD, max(1, _WORDS_AHEAD // (rows * sets * bits)))
+    ahead = next(n for n in range(most, 0, -1) if chunks <= tile or tile // lanes % n == 0)
     return Shape(lanes, rows, ahead, _SIDE_BY_SIDE, tile)
 
 
@@ -124,7 +131,7 @@ def _many(rows: int) -> int:
 def fits_affine(matrix: Matrix) -> bool:
     """Is there a kernel for products with this matrix?"""
     if matrix.scales is None:
-        return True
+        return matrix.shape[1] % 4 == 0
     return matrix.bits in _WIDTHS and matrix.group in _GROUPS and matrix.scales.size >= _SMALLEST
 
 
@@ -140,7 +147,7 @@ def product(x: mx.array, matrix: Matrix, act: int = 0, scale: float = 1.0) -> La
         return Launch(KERNELS["value_gemv"], inputs, outputs, grid, threads, template)
     shape = shape_of(matrix.bits, columns, out, many)
     template = (("BITS", matrix.bits), *shape.template, ("TX", many))
-    sizes = dims(rows, columns, out, _GROUPS[matrix.group], shape.lanes)
+    sizes = dims(rows, columns, out, _GROUPS[matrix.group])
     inputs = [matrix.codes, matrix.scales, matrix.biases, x, params, sizes]
     grid = shape.grid(out)
     return Launch(KERNELS["affine_gemv"], inputs, outputs, grid, shape.threads, template)
@@ -153,9 +160,9 @@ def swiglu(x: mx.array, gate: Matrix, up: Matrix) -> Launch:
     assert up.scales is not None
     assert up.biases is not None
     (out, columns), rows = gate.shape, x.shape[0]
-    shape = shape_of(gate.bits, columns, out, _many(rows))
+    shape = shape_of(gate.bits, columns, out, _many(rows), sets=2)
     template = (("BITS", gate.bits), *shape.template, ("TX", _many(rows)))
-    sizes = dims(rows, columns, out, _GROUPS[gate.group], shape.lanes)
+    sizes = dims(rows, columns, out, _GROUPS[gate.group])
     inputs = [gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, x, sizes]
     outputs, grid = [("float32", (rows, out))], shape.grid(out)
     return Launch(KERNELS["affine_swiglu"], inputs, outputs, grid, shape.threads, template)
@@ -173,7 +180,7 @@ def residual_mix(low: mx.array, up: Matrix, normed: mx.array, streams: int) -> L
         *(pair for pair in shape.template if pair[0] != "ROWS"),
         ("TX", _many(rows)),
     )
-    sizes = dims(rows, up.shape[1], width, _GROUPS[up.group], shape.lanes)
+    sizes = dims(rows, up.shape[1], width, _GROUPS[up.group])
     inputs = [up.codes, up.scales, up.biases, low, normed, sizes]
     one = Shape(shape.lanes, 1, shape.ahead, shape.side, shape.tile)
     outputs, grid = [("float32", (rows, width))], one.grid(width)
@@ -236,7 +243,7 @@ def _expert(
     bits = max(_WIDTHS) if mixed else layout.bits  # what is read ahead at any width fits
     shape = shape_of(bits, columns, out, many, sets=1 + first)
     template = (("WIDTH", 0 if mixed else layout.bits), *shape.template, ("TX", many))
-    sizes = dims(inputs[0].shape[1], columns, out, _GROUPS[layout.group], shape.lanes)
+    sizes = dims(inputs[0].shape[1], columns, out, _GROUPS[layout.group])
     outputs = [("float32", (pairs * many, out))]
     grid = shape.grid(out, pairs)
     return Launch(KERNELS[name], [*inputs, sizes], outputs, grid, shape.threads, template)

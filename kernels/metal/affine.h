@@ -1,9 +1,8 @@
 // Rows of an affine-quantised matrix times activations. value = scale * code + bias, BF16 both; codes little-endian in
 // 32-bit words, 3-bit codes across word borders.
-// A row is cut into chunks of 32 codes, which lie in one group. It is read by `lanes` neighbouring lanes, a chunk each at a
-// step, so 32 / lanes rows go side by side, and every lane takes ROWS of them, `stride` apart, from each of SETS matrices
-// alike. AHEAD steps are read before they are used: what a GPU waits for is memory, and this is how much is under way. The
-// order of additions depends on none of the other rows.
+// A row is cut into chunks of 32 codes, which lie in one group. It is read by LANES neighbouring lanes, a chunk each at a
+// step, so 32 / LANES rows go side by side, and every lane takes ROWS of them, `stride` apart, from each of SETS matrices
+// alike. AHEAD steps are on their way while one is computed. The order of additions depends on none of the other rows.
 
 METAL_FUNC float bf16(ushort bits) { return as_type<float>(uint(bits) << 16); }
 
@@ -44,41 +43,41 @@ template <int BITS> METAL_FUNC void chunk_words(const device uint32_t* w, thread
   }
 }
 
-// How a matrix is read: its columns, the logarithm of its group, lanes a row, the distance between a lane's rows, and that
-// to the next matrix, in words of codes and in scales.
+// A matrix in memory.
+struct Codes {
+  const device uint32_t* w;
+  const device ushort* s;
+  const device ushort* b;
+};
+
+// How matrices are read: their columns, the logarithm of their group, the distance between a lane's rows.
 struct Walk {
   uint in;
   uint shift;
-  uint lanes;
   uint stride;
-  uint words;
-  uint numbers;
 };
 
-// What AHEAD steps read.
-template <int COUNT, int BITS> struct Ahead {
+// What is on its way: a chunk of each of COUNT rows, with its scale and bias.
+template <int COUNT, int BITS> struct Chunks {
   uint32_t word[COUNT * BITS];
   ushort scale[COUNT];
   ushort bias[COUNT];
 };
 
-template <int BITS, int ROWS, int AHEAD, int SETS>
-METAL_FUNC void read_ahead(const device uint32_t* w, const device ushort* s, const device ushort* b, uint row0, uint step, uint lane,
-                           Walk walk, thread Ahead<AHEAD * SETS * ROWS, BITS>& read) {
+template <int BITS, int ROWS, int LANES, int SETS>
+METAL_FUNC void read_step(const thread Codes* codes, uint row0, uint step, uint lane, Walk walk, thread Chunks<SETS * ROWS, BITS>& to) {
   const uint chunks = walk.in / 32;
+  const uint i = step * LANES + lane % LANES;
+  const uint chunk = min(i, chunks - 1);
   #pragma unroll
-  for (uint k = 0; k < uint(AHEAD); k++) {
-    const uint i = (step + k) * walk.lanes + lane % walk.lanes;
-    const uint chunk = min(i, chunks - 1);
-    #pragma unroll
-    for (uint r = 0; r < uint(SETS * ROWS); r++) {
-      const size_t row = row0 + r % ROWS * walk.stride;
-      const size_t number = r / ROWS * walk.numbers + row * (walk.in >> walk.shift) + (chunk * 32 >> walk.shift);
-      chunk_words<BITS>(w + r / ROWS * walk.words + (row * chunks + chunk) * BITS, read.word + (k * SETS * ROWS + r) * BITS);
-      // past the end: nothing, whatever the codes
-      read.scale[k * SETS * ROWS + r] = i < chunks ? s[number] : ushort(0);
-      read.bias[k * SETS * ROWS + r] = i < chunks ? b[number] : ushort(0);
-    }
+  for (uint r = 0; r < uint(SETS * ROWS); r++) {
+    const Codes from = codes[r / ROWS];
+    const size_t row = row0 + r % ROWS * walk.stride;
+    const size_t number = row * (walk.in >> walk.shift) + (chunk * 32 >> walk.shift);
+    chunk_words<BITS>(from.w + (row * chunks + chunk) * BITS, to.word + r * BITS);
+    // past the end: nothing, whatever the codes
+    to.scale[r] = i < chunks ? from.s[number] : ushort(0);
+    to.bias[r] = i < chunks ? from.b[number] : ushort(0);
   }
 }
 
@@ -88,18 +87,22 @@ METAL_FUNC void read_ahead(const device uint32_t* w, const device ushort* s, con
 template <int TX, int TILE>
 METAL_FUNC void bring(const device float* x, const thread uint* offset, uint start, uint count, uint t, uint threads,
                       threadgroup float* stage) {
-  #pragma unroll
-  for (uint row = 0; row < uint(TX); row++) {
-    for (uint first = 0; first < count * 8; first += threads) {
-      const uint i = first + t;
-      const float4 four = *(const device float4*)(x + offset[row] + start * 32 + min(i, count * 8 - 1) * 4);
-      float sum = (four.x + four.y) + (four.z + four.w);
+  for (uint first = 0; first < count * 8; first += threads) {
+    const uint i = first + t;
+    float4 four[TX];
+    #pragma unroll
+    for (uint n = 0; n < uint(TX); n++) {
+      four[n] = *(const device float4*)(x + offset[n] + start * 32 + min(i, count * 8 - 1) * 4);
+    }
+    #pragma unroll
+    for (uint n = 0; n < uint(TX); n++) {
+      float sum = (four[n].x + four[n].y) + (four[n].z + four[n].w);
       sum += simd_shuffle_xor(sum, ushort(1));
       sum += simd_shuffle_xor(sum, ushort(2));
       sum += simd_shuffle_xor(sum, ushort(4));
       if (i < count * 8) {
-        threadgroup float* to = stage + (row * TILE + i / 8) * 36;
-        *(threadgroup float4*)(to + i % 8 * 4) = four;
+        threadgroup float* to = stage + (n * TILE + i / 8) * 36;
+        *(threadgroup float4*)(to + i % 8 * 4) = four[n];
         if (i % 8 == 0) {
           to[32] = sum;
         }
@@ -108,80 +111,90 @@ METAL_FUNC void bring(const device float* x, const thread uint* offset, uint sta
   }
 }
 
-// acc[(m * ROWS + r) * TX + t] = row (row0 + r * stride) of matrix m . x[offset[t]]: complete in each of the lanes that share
-// a row. Thread `t` of `threads` in its threadgroup; all of them come here together.
-template <int BITS, int ROWS, int AHEAD, int TX, int SETS, int TILE>
-METAL_FUNC void affine_rows(const device uint32_t* w, const device ushort* s, const device ushort* b, const device float* x,
-                            const thread uint* offset, uint row0, uint t, uint threads, Walk walk, threadgroup float* stage,
-                            thread float* acc) {
-  constexpr uint EACH = SETS * ROWS;
-  const uint lane = t % 32;
-  const uint chunks = walk.in / 32;
+// acc += a chunk of each row times the same of activations.
+template <int BITS, int EACH, int TX, int TILE>
+METAL_FUNC void take_step(const thread Chunks<EACH, BITS>& read, const threadgroup float* from, thread float* acc) {
+  float d[EACH * TX];
   #pragma unroll
-  for (uint i = 0; i < EACH * TX; i++) {
-    acc[i] = 0.0f;
+  for (uint i = 0; i < uint(EACH * TX); i++) {
+    d[i] = 0.0f;
   }
-  for (uint start = 0; start < chunks; start += TILE) {
-    const uint count = min(uint(TILE), chunks - start);
-    const uint last = (start + count + walk.lanes - 1) / walk.lanes;
-    Ahead<AHEAD * SETS * ROWS, BITS> read;
-    read_ahead<BITS, ROWS, AHEAD, SETS>(w, s, b, row0, start / walk.lanes, lane, walk, read);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    bring<TX, TILE>(x, offset, start, count, t, threads, stage);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint step = start / walk.lanes; step < last; step += AHEAD) {
+  #pragma unroll
+  for (uint j = 0; j < 32; j += 4) {
+    float4 four[TX];
+    #pragma unroll
+    for (uint n = 0; n < uint(TX); n++) {
+      four[n] = *(const threadgroup float4*)(from + n * (TILE * 36) + j);
+    }
+    #pragma unroll
+    for (uint r = 0; r < uint(EACH); r++) {
+      const thread uint32_t* word = read.word + r * BITS;
+      const float q0 = code<BITS>(word, j);
+      const float q1 = code<BITS>(word, j + 1);
+      const float q2 = code<BITS>(word, j + 2);
+      const float q3 = code<BITS>(word, j + 3);
       #pragma unroll
-      for (uint k = 0; k < uint(AHEAD); k++) {
-        if (step + k < last) {
-          const uint chunk = min((step + k) * walk.lanes + lane % walk.lanes - start, count - 1);
-          const threadgroup float* from = stage + chunk * 36;
-          float d[EACH * TX];
-          #pragma unroll
-          for (uint i = 0; i < EACH * TX; i++) {
-            d[i] = 0.0f;
-          }
-          #pragma unroll
-          for (uint j = 0; j < 32; j += 4) {
-            float4 four[TX];
-            #pragma unroll
-            for (uint n = 0; n < uint(TX); n++) {
-              four[n] = *(const threadgroup float4*)(from + n * (TILE * 36) + j);
-            }
-            #pragma unroll
-            for (uint r = 0; r < EACH; r++) {
-              const thread uint32_t* word = read.word + (k * EACH + r) * BITS;
-              const float q0 = code<BITS>(word, j);
-              const float q1 = code<BITS>(word, j + 1);
-              const float q2 = code<BITS>(word, j + 2);
-              const float q3 = code<BITS>(word, j + 3);
-              #pragma unroll
-              for (uint n = 0; n < uint(TX); n++) {
-                d[r * TX + n] += four[n].x * q0;
-                d[r * TX + n] += four[n].y * q1;
-                d[r * TX + n] += four[n].z * q2;
-                d[r * TX + n] += four[n].w * q3;
-              }
-            }
-          }
-          #pragma unroll
-          for (uint r = 0; r < EACH; r++) {
-            const float scale = bf16(read.scale[k * EACH + r]);
-            const float bias = bf16(read.bias[k * EACH + r]);
-            #pragma unroll
-            for (uint n = 0; n < uint(TX); n++) {
-              acc[r * TX + n] += scale * d[r * TX + n] + bias * from[n * (TILE * 36) + 32];
-            }
-          }
-        }
-      }
-      if (step + AHEAD < last) {
-        read_ahead<BITS, ROWS, AHEAD, SETS>(w, s, b, row0, step + AHEAD, lane, walk, read);
+      for (uint n = 0; n < uint(TX); n++) {
+        d[r * TX + n] += four[n].x * q0;
+        d[r * TX + n] += four[n].y * q1;
+        d[r * TX + n] += four[n].z * q2;
+        d[r * TX + n] += four[n].w * q3;
       }
     }
   }
-  for (uint o = 1; o < walk.lanes; o <<= 1) {
+  #pragma unroll
+  for (uint r = 0; r < uint(EACH); r++) {
+    const float scale = bf16(read.scale[r]);
+    const float bias = bf16(read.bias[r]);
     #pragma unroll
-    for (uint i = 0; i < EACH * TX; i++) {
+    for (uint n = 0; n < uint(TX); n++) {
+      acc[r * TX + n] += scale * d[r * TX + n] + bias * from[n * (TILE * 36) + 32];
+    }
+  }
+}
+
+// acc[(m * ROWS + r) * TX + n] = row (row0 + r * stride) of matrix m . x[offset[n]]: complete in each of the lanes that share
+// a row. Thread `t` of `threads` in its threadgroup; all of them come here together. Where there are more chunks than TILE,
+// LANES * AHEAD divides it.
+template <int BITS, int ROWS, int LANES, int AHEAD, int TX, int SETS, int TILE>
+METAL_FUNC void affine_rows(const thread Codes* codes, const device float* x, const thread uint* offset, uint row0, uint t,
+                            uint threads, Walk walk, threadgroup float* stage, thread float* acc) {
+  constexpr int EACH = SETS * ROWS;
+  const uint lane = t % 32;
+  const uint chunks = walk.in / 32;
+  const uint steps = (chunks + LANES - 1) / LANES;
+  #pragma unroll
+  for (uint i = 0; i < uint(EACH * TX); i++) {
+    acc[i] = 0.0f;
+  }
+  Chunks<EACH, BITS> read[AHEAD];
+  #pragma unroll
+  for (uint k = 0; k < uint(AHEAD); k++) {
+    read_step<BITS, ROWS, LANES, SETS>(codes, row0, k, lane, walk, read[k]);
+  }
+  for (uint start = 0; start < chunks; start += TILE) {
+    const uint count = min(uint(TILE), chunks - start);
+    const uint last = (start + count + LANES - 1) / LANES;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    bring<TX, TILE>(x, offset, start, count, t, threads, stage);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint step = start / LANES; step < last; step += AHEAD) {
+      #pragma unroll
+      for (uint k = 0; k < uint(AHEAD); k++) {
+        if (step + k < last) {
+          const uint chunk = min((step + k) * LANES + lane % LANES - start, count - 1);
+          take_step<BITS, EACH, TX, TILE>(read[k], stage + chunk * 36, acc);
+          if (step + k + AHEAD < steps) {
+            read_step<BITS, ROWS, LANES, SETS>(codes, row0, step + k + AHEAD, lane, walk, read[k]);
+          }
+        }
+      }
+    }
+  }
+  #pragma unroll
+  for (uint o = 1; o < uint(LANES); o <<= 1) {
+    #pragma unroll
+    for (uint i = 0; i < uint(EACH * TX); i++) {
       acc[i] += simd_shuffle_xor(acc[i], ushort(o));
     }
   }

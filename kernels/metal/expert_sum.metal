@@ -8,6 +8,7 @@ const uint streams = uint(dims[1]);
 const uint top = uint(dims[2]);
 if (d < size) {
   float sum = 0.0f;
+  #pragma unroll(5)
   for (uint k = 0; k < top; k++) {
     sum += weights[r * top + k] * y[size_t(place[r * top + k]) * size + d];
   }

@@ -6,6 +6,7 @@ const uint g = threadgroup_position_in_grid.y;
 const uint n = uint(dims[0]);
 const size_t at = (size_t(threadgroup_position_in_grid.z) * uint(dims[1]) + g) * n;
 float s = 0.0f;
+#pragma unroll(5)
 for (uint i = t; i < n; i += SG * 32) {
   const float v = x[at + i];
   s += v * v;
@@ -20,6 +21,7 @@ for (uint i = 0; i < SG; i++) {
   total += part[i];
 }
 const float inverse = rsqrt(total / float(n) + params[0]);
+#pragma unroll(5)
 for (uint i = t; i < n; i += SG * 32) {
   out[at + i] = x[at + i] * inverse * weight[g * n + i];
 }

@@ -1,21 +1,21 @@
 // The gated read of a wide residual: out[t, d] = mean over streams s of sigmoid(U[s * D + d, :] . low[t, :]) * normed[t, s, d].
 // U [S * D, IN] affine-quantised, low [R, IN], R at most TX, normed [R, S * D], out [R, D]. dims: R, IN, D, log2 of the
-// group, lanes a row. A simdgroup makes 32 / lanes places d; grid (32, simdgroups, 1), threadgroup (32, SG, 1).
+// group. A simdgroup makes 32 / LANES places d; grid (32, simdgroups, 1), threadgroup (32, SG, 1).
 threadgroup float stage[TX * TILE * 36];
 const uint t = thread_index_in_threadgroup;
 const uint lane = thread_index_in_simdgroup;
 const uint count = uint(dims[0]);
 const uint size = uint(dims[2]);
-const uint lanes = uint(dims[4]);
-const Walk walk = {uint(dims[1]), uint(dims[3]), lanes, size, 0u, 0u};
-const uint d = min(thread_position_in_grid.y * (32u / lanes) + lane / lanes, size - 1);
+const Walk walk = {uint(dims[1]), uint(dims[3]), size};
+const uint d = min(thread_position_in_grid.y * (32 / LANES) + lane / LANES, size - 1);
 uint offset[TX];
 for (uint n = 0; n < TX; n++) {
   offset[n] = (n < count ? n : 0u) * walk.in;
 }
 float acc[S * TX];
-affine_rows<BITS, S, AHEAD, TX, 1, TILE>(w, (const device ushort*)s, (const device ushort*)b, low, offset, d, t, SG * 32, walk, stage, acc);
-if (lane % lanes == 0) {
+const Codes codes = {w, (const device ushort*)s, (const device ushort*)b};
+affine_rows<BITS, S, LANES, AHEAD, TX, 1, TILE>(&codes, low, offset, d, t, SG * 32, walk, stage, acc);
+if (lane % LANES == 0) {
   for (uint n = 0; n < TX; n++) {
     if (n < count) {
       float sum = 0.0f;

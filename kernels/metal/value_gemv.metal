@@ -1,5 +1,5 @@
-// y[t, o] = act(W[o, :] . x[t, :]), W of values: w [OUT, IN] T. x [R, IN] float, R at most TX, y [R, OUT] float; params as
-// of affine_gemv. dims: R, IN, OUT.
+// y[t, o] = act(W[o, :] . x[t, :]), W of values: w [OUT, IN] T, IN a multiple of 4. x [R, IN] float, R at most TX, y [R, OUT]
+// float; params as of affine_gemv. dims: R, IN, OUT.
 // A simdgroup makes one output a row of x; grid (32, OUT rounded up to 4, 1), threadgroup (32, 4, 1).
 const uint lane = thread_index_in_simdgroup;
 const uint count = uint(dims[0]);
@@ -10,10 +10,13 @@ float acc[TX];
 for (uint t = 0; t < TX; t++) {
   acc[t] = 0.0f;
 }
-for (uint i = lane; i < in; i += 32) {
-  const float v = float(w[size_t(o) * in + i]);
+#pragma unroll(4)
+for (uint i = lane * 4; i < in; i += 128) {
+  const vec<T, 4> four = *(const device vec<T, 4>*)(w + size_t(o) * in + i);
+  #pragma unroll
   for (uint t = 0; t < TX; t++) {
-    acc[t] += v * x[(t < count ? t : 0u) * in + i];
+    const float4 by = *(const device float4*)(x + (t < count ? t : 0u) * in + i);
+    acc[t] += (float(four.x) * by.x + float(four.y) * by.y) + (float(four.z) * by.z + float(four.w) * by.w);
   }
 }
 for (uint t = 0; t < TX; t++) {

@@ -105,6 +105,7 @@ def test_a_slot_may_be_overwritten_when_the_next_wave_is_asked_for(ops):
 
     class Overwriting:
         pool = arrivals.pool
+        steady = False
 
         def __iter__(self):
             for wave in arrivals.waves:

@@ -5,6 +5,7 @@ import numpy as np
 
 from cherenkov.backends import kernel_calls as calls
 from cherenkov.backends import product_calls as products
+from cherenkov.backends.launches import place
 from cherenkov.backends.mlx_matrices import Matrix
 from cherenkov.packing.layout import ExpertLayout
 from tests.backends.layers import Geometry, Layers
@@ -150,13 +151,13 @@ def _attention_cases():
     for kind in (mx.float32, mx.bfloat16):
         name = "" if kind == mx.float32 else "-bf16"
         raw = _values(40, 20).astype(kind)
-        yield f"block-keys{name}", calls.block_keys(w, raw, 3, turn)
+        yield f"block-keys{name}", calls.block_keys(w, raw, place(3), turn)
         query = _values(2, g.index_heads, 20)
-        yield f"scores{name}", calls.scores(w, query, _values(9, 20).astype(kind), 33, 8)
+        yield f"scores{name}", calls.scores(w, query, _values(9, 20).astype(kind), place(33), 8)
         caches = _values(40, 2, 40).astype(kind), _values(40, 2, 40, seed=1).astype(kind)
         chosen = mx.array([[0, 3, 7], [1, 2, 5]], mx.int32)
-        yield f"attend{name}", calls.attend(w, _values(2, 4, 40), caches, chosen, 36)
-        yield f"attend-all{name}", calls.attend(w, _values(2, 4, 40), caches, chosen, 9)
+        yield f"attend{name}", calls.attend(w, _values(2, 4, 40), caches, chosen, place(36), 2)
+        yield f"attend-all{name}", calls.attend(w, _values(2, 4, 40), caches, chosen, place(9), 1)
     found = np.random.default_rng(3).integers(0, 4, (2, 700)).astype(np.float32)
     found[1, 50:] = -1
     yield "select", calls.select(mx.array(found), 60)
