@@ -7,8 +7,9 @@
 METAL_FUNC float bf16(ushort bits) { return as_type<float>(uint(bits) << 16); }
 
 // Code j of a chunk. Its bits, under the exponent of 2^23, are a number from which the code comes by one multiplication and
-// subtraction, both exact: cheaper than a shift, a mask and a conversion.
-template <int BITS> METAL_FUNC float code(const thread uint32_t* w, uint j) {
+// subtraction, both exact: cheaper than a shift, a mask and a conversion. `two23` holds that exponent, 0x4b000000: were it known
+// to the compiler, it would be a second constant beside the mask, for which there is no room in one instruction.
+template <int BITS> METAL_FUNC float code(const thread uint32_t* w, uint j, uint two23) {
   constexpr uint WINDOW = BITS == 3 ? 21 : 16;  // bits that a word is moved by, so that codes stay below the exponent
   const uint start = j * BITS / WINDOW * WINDOW;
   const uint inner = j * BITS - start;
@@ -16,7 +17,7 @@ template <int BITS> METAL_FUNC float code(const thread uint32_t* w, uint j) {
   if ((start & 31u) + WINDOW > 32u && (start >> 5) + 1 < uint(BITS)) {
     v |= w[(start >> 5) + 1] << (32u - (start & 31u));
   }
-  const float raised = as_type<float>((v & (((1u << BITS) - 1u) << inner)) | 0x4b000000u);
+  const float raised = as_type<float>((v & (((1u << BITS) - 1u) << inner)) | two23);
   return fma(raised, as_type<float>((127u - inner) << 23), -as_type<float>((150u - inner) << 23));
 }
 
@@ -50,11 +51,12 @@ struct Codes {
   const device ushort* b;
 };
 
-// How matrices are read: their columns, the logarithm of their group, the distance between a lane's rows.
+// How matrices are read: their columns, the logarithm of their group, the distance between a lane's rows; and see `code`.
 struct Walk {
   uint in;
   uint shift;
   uint stride;
+  uint two23;
 };
 
 // What is on its way: a chunk of each of COUNT rows, with its scale and bias.
@@ -66,15 +68,17 @@ template <int COUNT, int BITS> struct Chunks {
 
 template <int BITS, int ROWS, int LANES, int SETS>
 METAL_FUNC void read_step(const thread Codes* codes, uint row0, uint step, uint lane, Walk walk, thread Chunks<SETS * ROWS, BITS>& to) {
+  // places are 32-bit numbers: a matrix has fewer words than that
   const uint chunks = walk.in / 32;
   const uint i = step * LANES + lane % LANES;
   const uint chunk = min(i, chunks - 1);
+  const uint group = chunk >> (walk.shift - 5);
   #pragma unroll
   for (uint r = 0; r < uint(SETS * ROWS); r++) {
     const Codes from = codes[r / ROWS];
-    const size_t row = row0 + r % ROWS * walk.stride;
-    const size_t number = row * (walk.in >> walk.shift) + (chunk * 32 >> walk.shift);
-    chunk_words<BITS>(from.w + (row * chunks + chunk) * BITS, to.word + r * BITS);
+    const uint row = row0 + r % ROWS * walk.stride;
+    const uint number = row * (walk.in >> walk.shift) + group;
+    chunk_words<BITS>(from.w + (row * (chunks * BITS) + chunk * BITS), to.word + r * BITS);
     // past the end: nothing, whatever the codes
     to.scale[r] = i < chunks ? from.s[number] : ushort(0);
     to.bias[r] = i < chunks ? from.b[number] : ushort(0);
@@ -113,7 +117,7 @@ METAL_FUNC void bring(const device float* x, const thread uint* offset, uint sta
 
 // acc += a chunk of each row times the same of activations.
 template <int BITS, int EACH, int TX, int TILE>
-METAL_FUNC void take_step(const thread Chunks<EACH, BITS>& read, const threadgroup float* from, thread float* acc) {
+METAL_FUNC void take_step(const thread Chunks<EACH, BITS>& read, const threadgroup float* from, uint two23, thread float* acc) {
   float d[EACH * TX];
   #pragma unroll
   for (uint i = 0; i < uint(EACH * TX); i++) {
@@ -129,10 +133,10 @@ METAL_FUNC void take_step(const thread Chunks<EACH, BITS>& read, const threadgro
     #pragma unroll
     for (uint r = 0; r < uint(EACH); r++) {
       const thread uint32_t* word = read.word + r * BITS;
-      const float q0 = code<BITS>(word, j);
-      const float q1 = code<BITS>(word, j + 1);
-      const float q2 = code<BITS>(word, j + 2);
-      const float q3 = code<BITS>(word, j + 3);
+      const float q0 = code<BITS>(word, j, two23);
+      const float q1 = code<BITS>(word, j + 1, two23);
+      const float q2 = code<BITS>(word, j + 2, two23);
+      const float q3 = code<BITS>(word, j + 3, two23);
       #pragma unroll
       for (uint n = 0; n < uint(TX); n++) {
         d[r * TX + n] += four[n].x * q0;
@@ -183,7 +187,7 @@ METAL_FUNC void affine_rows(const thread Codes* codes, const device float* x, co
       for (uint k = 0; k < uint(AHEAD); k++) {
         if (step + k < last) {
           const uint chunk = min((step + k) * LANES + lane % LANES - start, count - 1);
-          take_step<BITS, EACH, TX, TILE>(read[k], stage + chunk * 36, acc);
+          take_step<BITS, EACH, TX, TILE>(read[k], stage + chunk * 36, walk.two23, acc);
           if (step + k + AHEAD < steps) {
             read_step<BITS, ROWS, LANES, SETS>(codes, row0, step + k + AHEAD, lane, walk, read[k]);
           }

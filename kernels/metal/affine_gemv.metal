@@ -1,12 +1,13 @@
 // y[t, o] = act(W[o, :] . x[t, :]), W affine-quantised. x [R, IN] float, R at most TX, y [R, OUT] float; params: kind of
-// activation, scale inside it. dims: R, IN, OUT, log2 of the group.
+// activation, scale inside it. dims: R, IN, OUT, log2 of the group, and
+// the exponent of 2^23 (see `code`).
 // A simdgroup makes 32 / LANES * ROWS outputs a row of x; grid (32, simdgroups, 1), threadgroup (32, SG, 1).
 threadgroup float stage[TX * TILE * 36];
 const uint t = thread_index_in_threadgroup;
 const uint lane = thread_index_in_simdgroup;
 const uint count = uint(dims[0]);
 const uint side = 32 / LANES;
-const Walk walk = {uint(dims[1]), uint(dims[3]), side};
+const Walk walk = {uint(dims[1]), uint(dims[3]), side, uint(dims[4])};
 const uint out = uint(dims[2]);
 // Past the end the last rows are made once more, with the same result: every lane goes the same way.
 const uint start = min(thread_position_in_grid.y * (side * ROWS), max(out, side * ROWS) - side * ROWS);

@@ -19,8 +19,16 @@ for (uint s = lane; s < parts; s += 32) {
 }
 weight = simd_sum(weight);
 float sum = 0.0f;
-#pragma unroll(8)
-for (uint s = 0; s < parts; s++) {
-  sum += sums[(first + s) * size + n] * exp(tops[(first + s) * 2] - top);
+for (uint s = 0; s < parts; s += 8) {
+  float part[8];  // read together
+  #pragma unroll
+  for (uint u = 0; u < 8; u++) {
+    const size_t from = first + min(s + u, parts - 1);
+    part[u] = sums[from * size + n] * exp(tops[from * 2] - top);
+  }
+  #pragma unroll
+  for (uint u = 0; u < 8; u++) {
+    sum += s + u < parts ? part[u] : 0.0f;
+  }
 }
 out[size_t(rh) * size + n] = sum / weight * sigmoid(gate);

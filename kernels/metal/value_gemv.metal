@@ -10,13 +10,27 @@ float acc[TX];
 for (uint t = 0; t < TX; t++) {
   acc[t] = 0.0f;
 }
-#pragma unroll(4)
-for (uint i = lane * 4; i < in; i += 128) {
-  const vec<T, 4> four = *(const device vec<T, 4>*)(w + size_t(o) * in + i);
+constexpr uint AHEAD = TX == 1 ? 5 : 2;  // steps that are read before they are used
+for (uint start = lane * 4; start < in; start += AHEAD * 128) {
+  vec<T, 4> four[AHEAD];
+  float4 by[AHEAD * TX];
   #pragma unroll
-  for (uint t = 0; t < TX; t++) {
-    const float4 by = *(const device float4*)(x + (t < count ? t : 0u) * in + i);
-    acc[t] += (float(four.x) * by.x + float(four.y) * by.y) + (float(four.z) * by.z + float(four.w) * by.w);
+  for (uint u = 0; u < AHEAD; u++) {
+    const uint i = min(start + u * 128, in - 4);
+    four[u] = *(const device vec<T, 4>*)(w + size_t(o) * in + i);
+    #pragma unroll
+    for (uint t = 0; t < TX; t++) {
+      by[u * TX + t] = *(const device float4*)(x + (t < count ? t : 0u) * in + i);
+    }
+  }
+  #pragma unroll
+  for (uint u = 0; u < AHEAD; u++) {
+    #pragma unroll
+    for (uint t = 0; t < TX; t++) {
+      const float4 v = by[u * TX + t];
+      const float sum = (float(four[u].x) * v.x + float(four[u].y) * v.y) + (float(four[u].z) * v.z + float(four[u].w) * v.w);
+      acc[t] += start + u * 128 < in ? sum : 0.0f;
+    }
   }
 }
 for (uint t = 0; t < TX; t++) {
