@@ -198,11 +198,10 @@ def _calls(
         tuple(g // t for g, t in zip(launch.grid, launch.threads, strict=True)),
     )
     given: dict[str, Any] = {}
-    small = on_owner(
-        lambda: {k: np.array(v) for k, v in zip(names, launch.inputs, strict=True) if v.size <= 8}
-    )
+    numbers = {k: v for k, v in zip(names, launch.inputs, strict=True) if k in {"dims", "params"}}
+    small = on_owner(lambda: {k: np.array(v) for k, v in numbers.items()})
     for key, array in zip(names, launch.inputs, strict=True):
-        if key in {"dims", "params"}:
+        if key in small:
             given[key] = cp.array(small[key])
         elif str(array.dtype).endswith("float32"):
             given[key] = cp.random.standard_normal(array.size, dtype=cp.float32)

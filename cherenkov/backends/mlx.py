@@ -50,7 +50,6 @@ from cherenkov.backends.mlx_steps import (
     Chosen,
     Guess,
     Places,
-    begin,
     cache_of,
     delta_of,
     pool_of,
@@ -177,7 +176,6 @@ class Mlx(Table):
             wide, ids = self._routed(block, wide, row, pool_of(resident))
             self._pending = [wide]
             seen.append(ids)
-            begin(wide)
         self._show(wide, *seen)
         return Stretch(wide, stacked(seen, np.empty((rows, 0), np.int32)), None)
 

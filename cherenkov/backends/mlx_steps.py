@@ -11,7 +11,7 @@ from cherenkov.backends.mlx_matrices import Pool
 from cherenkov.backends.operands import AttentionState, Choice, DeltaState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from cherenkov.backends.operands import Ids, Resident, Routes
 
@@ -19,7 +19,6 @@ __all__ = [
     "Chosen",
     "Guess",
     "Places",
-    "begin",
     "cache_of",
     "delta_of",
     "joined",
@@ -61,10 +60,6 @@ class Guess(NamedTuple):
     wide: mx.array
     router: object
     ids: Ids
-
-
-begin: Callable[[mx.array], None] = mx.async_eval
-"""Let the device begin to compute, while the host goes on."""
 
 
 def listed(tokens: Ids) -> mx.array:
