@@ -169,6 +169,28 @@ def test_a_poisoned_request(model, alone, monkeypatch, what):
         settled(engine)
 
 
+def test_a_failure_between_steps(model, alone, monkeypatch):
+    with Engine(model) as engine:
+        engine.wait_ready()
+        for owner, name in ((engine._batch.line, "next"), (engine._batch.cache, "sweep")):
+            once = failing(getattr(owner, name), 1, after=False)
+            monkeypatch.setattr(owner, name, once)
+            assert outcome(engine.submit(asked(TEXTS[0]))) in {alone[0], BackendError}
+            assert outcome(engine.submit(asked(TEXTS[0]))) == alone[0]
+
+
+def test_what_ends_the_engines_thread_ends_all_requests(model, monkeypatch):
+    def gone(*_):
+        raise SystemExit
+
+    with Engine(model) as engine:
+        engine.wait_ready()
+        monkeypatch.setattr(engine._batch, "turn", gone)
+        with pytest.raises(BackendError, match="SystemExit"):
+            engine.submit(asked(TEXTS[0])).reply()
+        assert engine.state == "failed"
+
+
 def test_a_record_that_cannot_be_read(model, alone, monkeypatch):
     """Only those that need it fail, and it is the disk's fault that they are told of."""
     acquire = model.experts.acquire
