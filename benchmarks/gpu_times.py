@@ -269,41 +269,51 @@ def _stock() -> dict[str, Any]:
         mx.random.normal((_TOP, _HIDDEN, _INTER)).astype(mx.bfloat16) * 0.02 for _ in range(16)
     ]
     mx.eval(stack)
-    found = {}
+    found: dict[str, Any] = {}
     for rows in (1, 4):
-        rng = np.random.default_rng(rows)
-        places = [
-            mx.array(
-                np.concatenate([rng.permutation(_SLOTS)[:_TOP] for _ in range(rows)]), mx.uint32
-            )
-            for _ in range(16)
-        ]
-        which = mx.array(np.repeat(np.arange(rows, dtype=np.uint32), _TOP))
-        every = mx.arange(rows * _TOP).astype(mx.uint32)
-        x = mx.random.normal((rows, 1, _HIDDEN)).astype(mx.bfloat16)
-        h = mx.random.normal((rows * _TOP, 1, _INTER)).astype(mx.bfloat16)
+        found |= _of_rows(rows, (gate, down), heads, stack)
+    return found
 
-        def gathered(x: Any, m: Any, lhs: Any, rhs: Any) -> Any:
-            return mx.gather_qmm(
-                x, m.codes, m.scales, m.biases, lhs, rhs, transpose=True, group_size=64, bits=4
-            )
 
-        def one(x: Any, m: Any) -> Any:
-            return mx.quantized_matmul(
-                x, m.codes, m.scales, m.biases, transpose=True, group_size=64, bits=4
-            )
+def _of_rows(
+    rows: int, experts: tuple[Any, Any], heads: list[Any], stack: list[Any]
+) -> dict[str, Any]:
+    import mlx.core as mx
 
-        size = rows * _TOP * _INTER * _HIDDEN * 9 // 16
-        half = [gathered(x, gate, which, p) for p in places]
-        found[f"gather_qmm gate, {rows} rows"] = _profiled(half, size)
-        half = [gathered(h, down, every, p) for p in places]
-        found[f"gather_qmm down, {rows} rows"] = _profiled(half, size)
-        products = [one(x[:, 0], m) for m in heads]
-        found[f"quantized_matmul LM head, {rows} rows"] = _profiled(
-            products, _VOCAB * _HIDDEN * 9 // 16
+    (gate, down), found = experts, {}
+    rng = np.random.default_rng(rows)
+    places = [
+        mx.array(np.concatenate([rng.permutation(_SLOTS)[:_TOP] for _ in range(rows)]), mx.uint32)
+        for _ in range(16)
+    ]
+    which = mx.array(np.repeat(np.arange(rows, dtype=np.uint32), _TOP))
+    every = mx.arange(rows * _TOP).astype(mx.uint32)
+    x = mx.random.normal((rows, 1, _HIDDEN)).astype(mx.bfloat16)
+    h = mx.random.normal((rows * _TOP, 1, _INTER)).astype(mx.bfloat16)
+
+    def gathered(x: Any, m: Any, lhs: Any, rhs: Any) -> Any:
+        return mx.gather_qmm(
+            x, m.codes, m.scales, m.biases, lhs, rhs, transpose=True, group_size=64, bits=4
         )
-        dense = [x.reshape(1, rows, -1) @ m for m in stack]
-        found[f"BF16 matmul of 10, {rows} rows"] = _profiled(dense, _TOP * _INTER * _HIDDEN * 2)
+
+    def one(x: Any, m: Any) -> Any:
+        return mx.quantized_matmul(
+            x, m.codes, m.scales, m.biases, transpose=True, group_size=64, bits=4
+        )
+
+    size = rows * _TOP * _INTER * _HIDDEN * 9 // 16
+    found[f"gather_qmm gate, {rows} rows"] = _profiled(
+        lambda: [gathered(x, gate, which, p) for p in places], size
+    )
+    found[f"gather_qmm down, {rows} rows"] = _profiled(
+        lambda: [gathered(h, down, every, p) for p in places], size
+    )
+    found[f"quantized_matmul LM head, {rows} rows"] = _profiled(
+        lambda: [one(x[:, 0], m) for m in heads], _VOCAB * _HIDDEN * 9 // 16
+    )
+    found[f"BF16 matmul of 10, {rows} rows"] = _profiled(
+        lambda: [x.reshape(1, rows, -1) @ m for m in stack], _TOP * _INTER * _HIDDEN * 2
+    )
     return found
 
 
@@ -323,13 +333,16 @@ def _quantised(out: int, columns: int, count: int = 0) -> Any:
     return Matrix((out, columns), 4, 64, codes, scales, biases)
 
 
-def _profiled(lazy: list[Any], size: int) -> dict[str, Any]:
+def _profiled(made: Callable[[], list[Any]], size: int) -> dict[str, Any]:
     import mlx.core as mx
     import torch
 
+    for _ in range(3):
+        mx.eval(made())
+    mx.synchronize()
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as seen:
-        mx.eval(lazy)
+        mx.eval(lazy := made())
         mx.synchronize()
         torch.cuda.synchronize()
     spans = [e.time_range for e in seen.events() if str(e.device_type).endswith("CUDA")]
