@@ -46,9 +46,9 @@ template <int BITS> METAL_FUNC void chunk_words(const device uint32_t* w, thread
 
 // A matrix in memory.
 struct Codes {
-  const device uint32_t* w;
-  const device ushort* s;
-  const device ushort* b;
+  const device uint32_t* words;
+  const device ushort* scales;
+  const device ushort* biases;
 };
 
 // How matrices are read: their columns, the logarithm of their group, the distance between a lane's rows; and see `code`.
@@ -78,10 +78,10 @@ METAL_FUNC void read_step(const thread Codes* codes, uint row0, uint step, uint 
     const Codes from = codes[r / ROWS];
     const uint row = row0 + r % ROWS * walk.stride;
     const uint number = row * (walk.in >> walk.shift) + group;
-    chunk_words<BITS>(from.w + (row * (chunks * BITS) + chunk * BITS), to.word + r * BITS);
+    chunk_words<BITS>(from.words + (row * (chunks * BITS) + chunk * BITS), to.word + r * BITS);
     // past the end: nothing, whatever the codes
-    to.scale[r] = i < chunks ? from.s[number] : ushort(0);
-    to.bias[r] = i < chunks ? from.b[number] : ushort(0);
+    to.scale[r] = i < chunks ? from.scales[number] : ushort(0);
+    to.bias[r] = i < chunks ? from.biases[number] : ushort(0);
   }
 }
 
