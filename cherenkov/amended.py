@@ -50,7 +50,7 @@ def value_at(logits: Logits, token: int) -> float:
     """One of the logits."""
     if not isinstance(logits, Amended):
         return float(logits[token])
-    place = int(np.searchsorted(logits.ids, token))
+    place = int(logits.ids.searchsorted(token))
     changed = place < logits.ids.size and logits.ids[place] == token
     return float(logits.values[place] if changed else logits.base[token])
 

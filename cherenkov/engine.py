@@ -366,12 +366,16 @@ class Engine:
                 if self._state == "loading":
                     self._state = "ready"
                 self._changed.notify_all()
+            end: BaseException = Cancelled("the engine is closed")
             try:
                 self._run(batch)
             except BaseException as error:  # noqa: BLE001 - else whoever waits would wait for ever
-                self._give_up(in_our_words(error))
+                end = in_our_words(error)
+                with self._changed:
+                    self._state, self._error = "failed", end
+                    self._changed.notify_all()
             prompts.join()
-            self._end_all(batch)
+            self._end_all(batch, end)
         finally:
             if made is not None:
                 made.close()
@@ -393,14 +397,13 @@ class Engine:
                 busy = False
                 batch.fail_all(error)
 
-    def _end_all(self, batch: Batch) -> None:
+    def _end_all(self, batch: Batch, error: BaseException) -> None:
         """The engine is closed: whatever is under way ends, wherever it is."""
-        closed = Cancelled("the engine is closed")
-        batch.fail_all(closed)
+        batch.fail_all(error)
         with self._changed:
             left = list(self._jobs.values())
         for job in left:
-            self._end_unprepared(job, closed)
+            self._end_unprepared(job, error)
         if self._files is not None:
             for point in batch.cache.points():
                 self._files.put(point, wait=True)
@@ -417,7 +420,8 @@ class Engine:
             self._files = PrefixFiles(
                 limits.prefix_cache_dir,
                 limits.prefix_cache_disk_bytes,
-                f"{model.responder.fingerprint} {__version__} {model.backend_name}",
+                f"{model.responder.fingerprint} {__version__} {model.backend_name} "
+                f"{model.experts.approximations}",
                 loaded.backend,
                 loaded.network.new_state(1),
             )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Nucleus", "nucleus_size"]
 
-_NARROW = 1024
+_NARROW = 256
 """Tokens listed at most for a draw. Most nuclei are smaller."""
 _GROWTH = 8
 

@@ -64,7 +64,7 @@ class Point(Generic[A]):
         """Bring an empty sequence here."""
         assert not state.tokens, "a fresh sequence"
         for page in self.pages:
-            fill_page(state, page)
+            fill_page(state, page, backend)
         state.tokens = self.tokens.tolist()
         state.restore(self.snapshot, backend)
 

@@ -160,8 +160,8 @@ class PrefixFiles(Generic[A]):
         for file in sorted(fitting, key=lambda f: -len(f.tokens)):
             try:
                 point = self._read(file, owner)
-            except (OSError, CorruptModel):
-                self.counts.damaged += 1
+            except (OSError, CorruptModel) as error:  # it may have had to go meanwhile
+                self.counts.damaged += not isinstance(error, FileNotFoundError)
                 self._remove(file)
                 continue
             self.counts.loaded += 1
@@ -394,7 +394,7 @@ def _array(path: Path, stream: Any, kind: str, shape: list[int], most: int) -> N
     if kind not in _DTYPES:
         raise CorruptModel(path, f"holds {kind!r:.40}")
     count = math.prod(shape)
-    if not 0 < count * np.dtype(kind).itemsize <= most:
+    if min(shape) < 0 or count * np.dtype(kind).itemsize > most:
         raise CorruptModel(path, f"an array of {shape!r:.80}")
     array = np.fromfile(stream, np.dtype(kind), count)
     if array.size != count:

@@ -51,9 +51,10 @@ DRAW_AT_LEAST = 16 * _ROWS
 
 @dataclass(slots=True)
 class _Found:
-    """What was found out about some logits: their first tokens, and sums of weights by temperature."""
+    """What was found out about some logits: their first tokens, some values, and sums of weights by temperature."""
 
     first: Ids | None = None
+    values: dict[int, float] = field(default_factory=dict)
     masses: dict[float, Bounds] = field(default_factory=dict)
 
 
@@ -91,9 +92,17 @@ class Row:
         """V."""
         return self.logits.size
 
+    def value(self, token: int) -> float:
+        """The logit of a token."""
+        values = self._found.values
+        known = values.get(token)
+        if known is None:
+            known = values[token] = value_at(self.logits, token)
+        return known
+
     def place(self, token: int) -> tuple[float, int]:
         """What tokens are sorted by, most likely first, ties by id."""
-        return -value_at(self.logits, token), token
+        return -self.value(token), token
 
     def weights(self, ids: Ids) -> Weights:
         """Weights of some tokens, in float64 and in the shape of `ids`."""
@@ -105,7 +114,7 @@ class Row:
 
     def weight(self, token: int) -> float:
         """The weight of a token, in float64."""
-        return float(self._weighed(np.array([value_at(self.logits, token)]))[0])
+        return float(self._weighed(np.array([self.value(token)]))[0])
 
     def _weighed(self, values: Weights) -> Weights:
         # A tiny temperature: everything below the largest is impossible.
@@ -149,8 +158,9 @@ class Row:
         """Whether all tokens seem to weigh `least` together. A guess, from a few of them, for what is only about speed."""
         stride = max(1, self.size // _SAMPLED)
         base = self.logits.base if isinstance(self.logits, Amended) else self.logits
-        some = base[stride // 2 :: stride].astype(np.float64)
-        return float(self._weighed(some).sum()) * stride >= least
+        below = base[stride // 2 :: stride] - base.dtype.type(self.largest)
+        with np.errstate(over="ignore"):
+            return float(np.exp(below * (1 / self.temperature)).sum()) * stride >= least
 
     def mass_before(self, token: int) -> float:
         """The sum of the weights of all tokens before one, in float64. Slow."""

@@ -197,6 +197,8 @@ class Defaults(_Section):
 
     max_tokens: Annotated[int, Field(ge=0)] = 0
     """Most tokens to answer with; 0 goes on until the model stops or the context is full."""
+    no_eos: bool = False
+    """Go on to the most tokens, whatever the model says."""
     stream: bool = False
     """Answer in pieces."""
     include_usage: bool = False

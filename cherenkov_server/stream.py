@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from cherenkov.serving.requests import Answered
     from cherenkov_server.work import HangUp, Work
 
-__all__ = ["Json", "Refused", "Stream", "Text", "data", "log_failure"]
+__all__ = [
+    "Json",
+    "Refused",
+    "Stream",
+    "Text",
+    "around_choices",
+    "data",
+    "encoded_json",
+    "log_failure",
+]
 
 _log = logging.getLogger("cherenkov.server")
 _DONE = b"data: [DONE]\n\n"
@@ -26,9 +35,27 @@ _QUIET = b": still here\n\n"
 """A comment, so that nobody on the way takes a long prompt for a dead connection."""
 
 
+_compact = json.JSONEncoder(separators=(",", ":"))
+
+
+def encoded_json(value: Mapping[str, Any]) -> bytes:
+    """JSON in ASCII, without spaces."""
+    return _compact.encode(value).encode()
+
+
 def data(value: Mapping[str, Any]) -> bytes:
     """A server-sent event. JSON in ASCII holds nothing that any client could take for the end of a line."""
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + encoded_json(value) + b"\n\n"
+
+
+def around_choices(value: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """What stands before and after the choices in an event without any.
+
+    No string can hold what is looked for: quotation marks are escaped there.
+    """
+    before, here, after = data(value).partition(b'"choices":[')
+    assert here, "the event has choices"
+    return before + here, after
 
 
 class Text:
@@ -71,7 +98,7 @@ class Json(Text):
         status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        text = json.dumps(value, separators=(",", ":"))
+        text = _compact.encode(value)
         super().__init__(text, "application/json", status=status, headers=headers)
 
 

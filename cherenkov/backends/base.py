@@ -175,6 +175,15 @@ class Backend(ABC, Generic[M, A]):
     def copy(self, array: A) -> A:
         """An independent copy."""
 
+    def page(self, cache: A, first: int, last: int) -> A:
+        """An independent copy of the rows `first:last` of a cache."""
+        return self.copy(cache[first:last])  # type: ignore[index]
+
+    def fill(self, cache: A, first: int, rows: A) -> A:
+        """A cache with `rows` from row `first` on: the same one, written to, or another."""
+        cache[first : first + len(rows)] = rows  # type: ignore[index,arg-type]
+        return cache
+
     @property
     def delta_kept(self) -> int:
         """Positions that a `DeltaState` has room for beside its matrix: those of a chunk, and those that may be taken back."""

@@ -104,6 +104,20 @@ class Table(Backend[Matrix, Array]):
     def copy(self, array: Array) -> Array:
         return array  # arrays are never written to
 
+    @owned
+    @override
+    def page(self, cache: Array, first: int, last: int) -> Array:
+        made = cache[mx.arange(first, last)]  # a slice would keep the whole cache
+        self._show(made)
+        return made
+
+    @owned
+    @override
+    def fill(self, cache: Array, first: int, rows: Array) -> Array:
+        made = layers.put(cache, rows, first)
+        self._show(made)
+        return made
+
     @override
     def settled(self, w: DeltaNet[Matrix, Array], state: DeltaState[Array], position: int) -> Array:
         return state.matrix

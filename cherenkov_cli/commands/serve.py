@@ -36,6 +36,7 @@ _KEYS = {
     "prefix_cache_mb": "limits.prefix_cache_mib",
     "prefix_cache_dir": "limits.prefix_cache_dir",
     "max_tokens": "defaults.max_tokens",
+    "no_eos": "defaults.no_eos",
     "drafts": "server.drafts",
     "speculate": "server.speculate",
     "experts": "experts.resident_bits",
@@ -62,6 +63,7 @@ _OF_THE_LIBRARY = ("backend", "threads", "precision", "cpu_isa")
 @click.option("--max-batch", type=int, metavar="N", help="Answers under way at once.")
 @click.option("--queue-depth", type=int, metavar="N", help="Requests that may wait.")
 @click.option("--max-tokens", type=int, metavar="N", help="Of an answer, unless a request says.")
+@click.option("--no-eos", is_flag=True, help="Go on to the most tokens, unless a request says.")
 @click.option("--prefix-cache-mb", type=int, metavar="MIB", help="Memory for what was read before.")
 @click.option("--prefix-cache-dir", metavar="DIR", help="Where it goes when that is full.")
 @click.option("--memory-gb", type=float, metavar="GB", help="Memory of the whole process.")

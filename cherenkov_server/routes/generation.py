@@ -14,7 +14,7 @@ from cherenkov.chat.replies import Finished
 from cherenkov.engine import ChatRequest, CompletionRequest, TurnRequest
 from cherenkov.errors import UnsupportedParam
 from cherenkov_server.routes.asking import body_of, owner_of, request_id_of, service_of
-from cherenkov_server.stream import Json, Stream, data
+from cherenkov_server.stream import Json, Stream, around_choices, data, encoded_json
 from cherenkov_server.wire.answers import ChatChoice, Head, chat_object, usage_object
 from cherenkov_server.wire.chat import read_chat
 from cherenkov_server.wire.completions import read_completion
@@ -125,18 +125,20 @@ class _Answering:
             raise
         usages: dict[int, Usage] = {}
         more = {"usage": None} if self._includes_usage else {}
-        written = functools.partial(self._head.object, kind)
+        # All chunks say the same around their choices.
+        before, after = around_choices(self._head.object(kind, [], **more))
 
         def pieces(index: int, event: Answered) -> bytes:
             if isinstance(event, Finished):
                 usages[index] = event.reply.usage
-            return b"".join(data(written([one], **more)) for one in choices[index].take(event))
+            chosen = choices[index].take(event)
+            return b"".join([before + encoded_json(one) + after for one in chosen])
 
         def last() -> bytes:
             if not self._includes_usage:
                 return b""
             usage = _summed([usages[i] for i in sorted(usages)], self._choices)
-            return data(written([], usage=usage))
+            return data(self._head.object(kind, [], usage=usage))
 
         return Stream(
             self._work,
@@ -171,13 +173,14 @@ def _chat_requests(
     limits, options = service.config.limits, asked.options()
     most = checked_count(*asked.most_tokens, limits.max_output_tokens)
     if asked.session_id is not None:
-        return [_turn(asked, options, most, owner, request_id)]
+        return [_turn(service, asked, options, most, owner, request_id)]
     settings = _settings(service, options, most)
     make = functools.partial(
         ChatRequest,
         asked.conversation(),
         tools=asked.offered() or None,
         no_answer=most == 0,
+        ignore_eos=_goes_on(service, asked),
         owner=owner,
     )
     return [
@@ -186,8 +189,18 @@ def _chat_requests(
     ]
 
 
+def _goes_on(service: Service, asked: ChatCompletion | Completion) -> bool:
+    """Whether an answer goes on to its most tokens, whatever the model says."""
+    return service.config.defaults.no_eos if asked.ignore_eos is None else asked.ignore_eos
+
+
 def _turn(
-    asked: ChatCompletion, options: dict[str, Any], most: int | None, owner: str, request_id: str
+    service: Service,
+    asked: ChatCompletion,
+    options: dict[str, Any],
+    most: int | None,
+    owner: str,
+    request_id: str,
 ) -> TurnRequest:
     """A turn of a session: what is not given stays as it is there."""
     if (asked.n or 1) > 1:
@@ -200,6 +213,7 @@ def _turn(
         asked.conversation(),
         options=options if most is None else options | {"max_tokens": most},
         tools=asked.offered(),
+        ignore_eos=_goes_on(service, asked),
         owner=owner,
         request_id=request_id,
     )
@@ -209,7 +223,11 @@ def _text_requests(service: Service, asked: Completion, owner: str, request_id: 
     most = checked_count("max_tokens", asked.max_tokens, service.config.limits.max_output_tokens)
     settings = _settings(service, asked.options(), most)
     make: Callable[..., CompletionRequest] = functools.partial(
-        CompletionRequest, echo=bool(asked.echo), no_answer=most == 0, owner=owner
+        CompletionRequest,
+        echo=bool(asked.echo),
+        no_answer=most == 0,
+        ignore_eos=_goes_on(service, asked),
+        owner=owner,
     )
     count = asked.n or 1
     return [

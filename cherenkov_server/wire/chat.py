@@ -40,6 +40,7 @@ class ChatCompletion(Generation):
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Whole | None = None
+    ignore_eos: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[dict[str, Any]], FIRST] | None = None

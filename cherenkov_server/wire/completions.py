@@ -33,6 +33,7 @@ class Completion(Generation):
         | Annotated[list[Annotated[list[Whole], FIRST]], FIRST]
     )
     echo: bool | None = None
+    ignore_eos: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: Annotated[int, Field(ge=0, le=128)] | None = None
 

@@ -34,6 +34,24 @@ struct Isa {
     static ALWAYS_INLINE Float fmadd(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
     static ALWAYS_INLINE Float round(Float x) { return _mm512_roundscale_ps(x, 0); }
     static ALWAYS_INLINE Float times_power_of_two(Float x, Float n) { return _mm512_scalef_ps(x, n); }
+    // Stores the lanes whose bits are set, one after the other; returns how many.
+    static ALWAYS_INLINE int keep(float* at, Float x, uint32_t bits) {
+        _mm512_mask_compressstoreu_ps(at, static_cast<__mmask16>(bits), x);
+        return __builtin_popcount(bits);
+    }
+    // The power of two whose exponent, with its offset, is what the low bits of x say.
+    static ALWAYS_INLINE Float from_exponent(Float x) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 23));
+    }
+    // x where a > b, or where a = b; else 0. Nothing holds of NaN.
+    static ALWAYS_INLINE Float where_above(Float a, Float b, Float x) {
+        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), x);
+    }
+    static ALWAYS_INLINE Float where_equal(Float a, Float b, Float x) {
+        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ), x);
+    }
+    // Bit l: whether a > b in lane l.
+    static ALWAYS_INLINE uint32_t bits_above(Float a, Float b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
     static ALWAYS_INLINE float first(Float x) { return _mm_cvtss_f32(_mm512_castps512_ps128(x)); }
     static ALWAYS_INLINE __m128 quarter(Float x) {
         const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
@@ -189,10 +207,6 @@ struct Isa {
         const __m128i even = _mm_unpacklo_epi16(a, b), odd = _mm_unpackhi_epi16(a, b);
         const __m256i low = _mm256_castsi128_si256(_mm_unpacklo_epi16(even, odd));
         return {{widen(_mm256_inserti128_si256(low, _mm_unpackhi_epi16(even, odd), 1))}};
-    }
-    static ALWAYS_INLINE Float alternate(Float a, Float b) { return _mm512_mask_blend_ps(0xaaaa, a, b); }
-    static ALWAYS_INLINE Float alternate(Float a, Float b, Float c, Float d) {
-        return _mm512_mask_blend_ps(0xcccc, _mm512_mask_blend_ps(0x2222, a, b), _mm512_mask_blend_ps(0x8888, c, d));
     }
     template <typename Quad>
     static ALWAYS_INLINE void fold(const Quad& chains, float* products) { _mm_storeu_ps(products, quarter(chains.part[0])); }

@@ -7,6 +7,19 @@
 namespace cherenkov::cpu {
 namespace {
 
+// For every set of lanes, which they are: a byte each, ascending.
+struct KeptLanes {
+    uint64_t of[256];
+};
+
+constexpr KeptLanes kept_lanes = [] {
+    KeptLanes all{};
+    for (uint32_t bits = 0; bits < 256; bits++)
+        for (int lane = 7; lane >= 0; lane--)
+            if (bits >> lane & 1) all.of[bits] = all.of[bits] << 8 | static_cast<uint64_t>(lane);
+    return all;
+}();
+
 struct Isa {
     using Float = __m256;
     using Int = __m256i;
@@ -14,7 +27,7 @@ struct Isa {
     static constexpr bool has_bf16 = false;
     static constexpr bool has_integers = ISA_INTEGERS;
     static constexpr int tile_rows = 4;   // inputs that a panel meets at a time: eight sums fit the registers
-    static constexpr int panel_from = 6;  // rows from which unpacking a panel pays
+    static constexpr int panel_from = 12; // rows from which unpacking a panel pays
 
     // Output rows per pass, by what fits 16 registers.
     template <int Bits, Precision P, int M>
@@ -42,6 +55,27 @@ struct Isa {
     static ALWAYS_INLINE Float times_power_of_two(Float x, Float n) {
         const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
         return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+    }
+    // Stores the lanes whose bits are set, one after the other, and something in the others' place; returns how many.
+    static ALWAYS_INLINE int keep(float* at, Float x, uint32_t bits) {
+        const __m128i order = _mm_cvtsi64_si128(static_cast<int64_t>(kept_lanes.of[bits]));
+        _mm256_storeu_ps(at, _mm256_permutevar8x32_ps(x, _mm256_cvtepu8_epi32(order)));
+        return __builtin_popcount(bits);
+    }
+    // The power of two whose exponent, with its offset, is what the low bits of x say.
+    static ALWAYS_INLINE Float from_exponent(Float x) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 23));
+    }
+    // x where a > b, or where a = b; else 0. Nothing holds of NaN.
+    static ALWAYS_INLINE Float where_above(Float a, Float b, Float x) {
+        return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ), x);
+    }
+    static ALWAYS_INLINE Float where_equal(Float a, Float b, Float x) {
+        return _mm256_and_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ), x);
+    }
+    // Bit l: whether a > b in lane l.
+    static ALWAYS_INLINE uint32_t bits_above(Float a, Float b) {
+        return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
     }
     static ALWAYS_INLINE float first(Float x) { return _mm256_cvtss_f32(x); }
     static ALWAYS_INLINE __m128 half(Float x) {
@@ -201,10 +235,6 @@ struct Isa {
         const __m128i a = load_two(r0, r1), b = load_two(r2, r3);
         const __m128i even = _mm_unpacklo_epi16(a, b), odd = _mm_unpackhi_epi16(a, b);
         return {{widen(_mm_unpacklo_epi16(even, odd)), widen(_mm_unpackhi_epi16(even, odd))}};
-    }
-    static ALWAYS_INLINE Float alternate(Float a, Float b) { return _mm256_blend_ps(a, b, 0xaa); }
-    static ALWAYS_INLINE Float alternate(Float a, Float b, Float c, Float d) {
-        return _mm256_blend_ps(_mm256_blend_ps(a, b, 0x22), _mm256_blend_ps(c, d, 0x88), 0xcc);
     }
     template <typename Quad>
     static ALWAYS_INLINE void fold(const Quad& chains, float* products) {

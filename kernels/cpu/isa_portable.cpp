@@ -75,6 +75,34 @@ struct Isa {
             return x.lane[i] * __builtin_bit_cast(float, static_cast<uint32_t>(power + 127) << 23);
         });
     }
+    // Stores the lanes whose bits are set, one after the other, and something in the others' place; returns how many.
+    static ALWAYS_INLINE int keep(float* at, const Float& x, uint32_t bits) {
+        int kept = 0;
+        for (int i = 0; i < lanes; i++) {
+            at[kept] = x.lane[i];
+            kept += static_cast<int>(bits >> i & 1);
+        }
+        return kept;
+    }
+    // The power of two whose exponent, with its offset, is what the low bits of x say.
+    static ALWAYS_INLINE Float from_exponent(const Float& x) {
+        return each([&](int i) {
+            return __builtin_bit_cast(float, __builtin_bit_cast(uint32_t, x.lane[i]) << 23);
+        });
+    }
+    // x where a > b, or where a = b; else 0. Nothing holds of NaN.
+    static ALWAYS_INLINE Float where_above(const Float& a, const Float& b, const Float& x) {
+        return each([&](int i) { return a.lane[i] > b.lane[i] ? x.lane[i] : 0.0F; });
+    }
+    static ALWAYS_INLINE Float where_equal(const Float& a, const Float& b, const Float& x) {
+        return each([&](int i) { return a.lane[i] == b.lane[i] ? x.lane[i] : 0.0F; });
+    }
+    // Bit l: whether a > b in lane l.
+    static ALWAYS_INLINE uint32_t bits_above(const Float& a, const Float& b) {
+        uint32_t bits = 0;
+        for (int i = 0; i < lanes; i++) bits |= static_cast<uint32_t>(a.lane[i] > b.lane[i]) << i;
+        return bits;
+    }
     static ALWAYS_INLINE float first(const Float& x) { return x.lane[0]; }
     static ALWAYS_INLINE float sum(const Float& x) {
         const float* l = x.lane;

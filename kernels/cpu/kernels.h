@@ -29,29 +29,35 @@ struct Partial {
 
 // Of some logits, what those above a bound weigh, and how many equal it; and the same of a second bound, not below it.
 struct LogitTally {
-    float mass, upper_mass;
-    int32_t count, upper_count;  // how many are above
-    int32_t equal, upper_equal;
+    double mass, upper_mass;
+    int64_t count, upper_count;  // how many are above
+    int64_t equal, upper_equal;
 };
 
-// Of some logits, how many exceed the higher of two bounds, equal it, lie between the two, and are NaN.
+// Of some logits, how many exceed the higher of two bounds, exceed the lower alone, and are NaN.
 struct LogitSplit {
-    int64_t above, highest, inside, broken;
+    int64_t above, inside, broken;
 };
 
-// Logits that the functions below take at a time, at most: so many weights are summed in float.
+// Logits whose weights are summed in float.
 constexpr int logit_piece = 128;
 
-// Passes over pieces of a row of logits.
-template <typename T>
+// Passes over any number of logits.
 struct LogitKernels {
-    // The sum of exp((logits - largest) * inverse), where `largest` is the largest of the row.
-    float (*weigh)(const T* logits, int n, double largest, double inverse);
-    LogitTally (*tally)(const T* logits, int n, double largest, double inverse, T bound, T upper);
-    // maxima = max(maxima, logits), for any n; whether a logit is NaN.
-    bool (*raise)(T* maxima, const T* logits, int n);
-    // Sets a flag, 0 or 1, for each that lies between the bounds.
-    LogitSplit (*split)(const T* logits, int n, T low, T high, uint8_t* flags);
+    // The sum of exp((logits - largest) * inverse), where `largest` is the largest of the row, a float where they are.
+    double (*weigh)(const float* logits, int64_t n, double largest, double inverse);
+    double (*weigh_doubles)(const double* logits, int64_t n, double largest, double inverse);
+    LogitTally (*tally)(const float* logits, int64_t n, double largest, double inverse, float bound, float upper);
+    LogitTally (*tally_doubles)(const double* logits, int64_t n, double largest, double inverse, double bound,
+                                double upper);
+    // maxima = max(maxima, logits); whether a logit is NaN.
+    bool (*raise)(float* maxima, const float* logits, int64_t n);
+    // Lists those that exceed the lower of two bounds alone, and overwrites up to 16 places more; there is room for all.
+    LogitSplit (*split)(const float* logits, int64_t n, float low, float high, float* inside);
+    // Lists the places of those above a bound, from `first` on; there is room for all. Returns how many they are.
+    int64_t (*above)(const float* logits, int64_t n, float bound, int32_t first, int32_t* places);
+    // e^x for each, to about one unit in the last place; 0 for what is below the normal numbers.
+    void (*exponentials)(double* x, int64_t n);
 };
 
 struct Kernels {
@@ -124,8 +130,7 @@ struct Kernels {
 
     // --- logits ---------------------------------------------------------------------------------------------------
 
-    LogitKernels<float> floats;
-    LogitKernels<double> doubles;
+    LogitKernels logits;
 };
 
 extern const Kernels portable_kernels;

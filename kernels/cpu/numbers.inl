@@ -368,6 +368,5 @@ constexpr uint8_t precisions_offered() {
 constexpr Kernels make_kernels(const char* name, Precision preferred) {
     return {name, preferred, precisions_offered(), packed_bytes, pack, multiply, rms_norm, unit, dot, add_scaled, add,
             scale, silu_scaled, silu_times, times_sigmoid, times_silu, mix_streams, convolve, softmax, argmax, combine,
-            add_product, pair_dots, correct, rotate, block_scores, attend, merge, logit_kernels<float>(),
-            logit_kernels<double>()};
+            add_product, pair_dots, correct, rotate, block_scores, attend, merge, logit_kernels};
 }

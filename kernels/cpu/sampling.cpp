@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -56,25 +56,27 @@ int64_t count_that(const float* logits, int64_t count, P holds) {
     return found;
 }
 
-template <typename T>
-double mass_of(const LogitKernels<T>& k, const T* logits, int64_t count, double largest, double inverse) {
-    double sum = 0;
-    for (int64_t i = 0; i < count; i += chunk)
-        sum += static_cast<double>(k.weigh(logits + i, static_cast<int>(std::min(chunk, count - i)), largest, inverse));
-    return sum;
+// The largest logit as floats are weighed against, and what their weights are then to be multiplied with.
+struct FloatTop {
+    double largest, factor;
+};
+
+FloatTop float_top(Weighing by, double inverse) {
+    const double near = floor_of(by.largest);  // not below any of the floats
+    if (near == by.largest || !std::isfinite(near)) return {by.largest, 1};
+    return {near, std::exp((near - by.largest) * inverse)};
 }
 
 // Adds to what comes before two tokens what a run of logits holds; `first` and `second` are where each token lies in it.
-template <typename T>
-void tally(const LogitKernels<T>& k, const T* logits, int64_t count, double largest, double inverse, T bound, T upper,
-           int64_t first, int64_t second, Before& found, Before& sooner) {
+template <typename F>
+void tally(F one, int64_t count, double factor, int64_t first, int64_t second, Before& found, Before& sooner) {
     for (int64_t i = 0; i < count;) {
-        int64_t end = std::min(i + chunk, count);
+        int64_t end = count;
         if (first > i) end = std::min(end, first);
         if (second > i) end = std::min(end, second);
-        const LogitTally some = k.tally(logits + i, static_cast<int>(end - i), largest, inverse, bound, upper);
-        found.mass += static_cast<double>(some.mass);
-        sooner.mass += static_cast<double>(some.upper_mass);
+        const LogitTally some = one(i, end - i);
+        found.mass += some.mass * factor;
+        sooner.mass += some.upper_mass * factor;
         found.larger += some.count;
         sooner.larger += some.upper_count;
         found.equal += i < first ? some.equal : 0;
@@ -87,10 +89,8 @@ void tally(const LogitKernels<T>& k, const T* logits, int64_t count, double larg
 std::vector<float> column_maxima(const Kernels& k, const LogitRow& row, int64_t columns) {
     std::vector<float> maxima(static_cast<size_t>(columns), -std::numeric_limits<float>::infinity());
     bool broken = false;
-    for (int64_t start = 0; start < row.size; start += columns) {
-        const auto n = static_cast<int>(std::min(columns, row.size - start));
-        broken = k.floats.raise(maxima.data(), row.data + start, n) || broken;
-    }
+    for (int64_t start = 0; start < row.size; start += columns)
+        broken = k.logits.raise(maxima.data(), row.data + start, std::min(columns, row.size - start)) || broken;
     if (broken) maxima.clear();
     return maxima;
 }
@@ -103,25 +103,32 @@ double value_of(const LogitRow& row, int64_t token) {
     return found != end && *found == token ? row.values[found - row.ids] : value;
 }
 
-// Calls f(id) for the logits that equal `value`, in order, until it returns false.
+// Calls f(id) for the logits that equal `value`, in order, but the first `skipped`, until it returns false.
 template <typename F>
-void each_equal(const LogitRow& row, double value, F f) {
+void each_equal(const LogitRow& row, double value, int64_t skipped, F f) {
     constexpr int64_t block = chunk;
     const float plain = floor_of(value);
     const bool among_floats = static_cast<double>(plain) == value;
     int64_t next = 0;
     for (int64_t start = 0; start < row.size; start += block) {
         const int64_t end = std::min(start + block, row.size);
-        int64_t found = 0;
+        int64_t found = 0, behind = next;
         if (among_floats) found = count_that(row.data + start, end - start, [&](float l) { return l == plain; });
-        for (int64_t j = next; j < row.changed && row.ids[j] < end; j++) found += row.values[j] == value ? 1 : 0;
-        for (int64_t i = start; found > 0 && i < end; i++) {
+        for (; behind < row.changed && row.ids[behind] < end; behind++) {
+            found += row.values[behind] == value ? 1 : 0;
+            found -= value == none ? 1 : 0;  // in its place among the floats
+        }
+        if (skipped >= found) {
+            skipped -= found;
+            next = behind;
+            continue;
+        }
+        for (int64_t i = start; i < end; i++) {
             const bool changed = next < row.changed && row.ids[next] == i;
             const double here = changed ? row.values[next] : static_cast<double>(row.data[i]);
             next += changed ? 1 : 0;
-            if (here == value && !f(i)) return;
+            if (here == value && skipped-- <= 0 && !f(i)) return;
         }
-        while (next < row.changed && row.ids[next] < end) next++;
     }
 }
 
@@ -130,26 +137,6 @@ struct Place {
     double value;
     int64_t tie;
 };
-
-// Splits logits at two bounds, and lists those that lie between; it has room for all.
-LogitSplit split(const Kernels& k, const LogitRow& row, float low, float high, float* inside) {
-    LogitSplit found{};
-    for (int64_t start = 0; start < row.size; start += chunk) {
-        const float* l = row.data + start;
-        const int64_t n = std::min(chunk, row.size - start);
-        uint8_t flags[chunk];
-        const LogitSplit some = k.floats.split(l, static_cast<int>(n), low, high, flags);
-        found.above += some.above;
-        found.highest += some.highest;
-        found.broken += some.broken;
-        for (int64_t i = 0; some.inside > 0 && i < n; i += 8) {  // most eights hold none
-            uint64_t eight = 0;
-            std::memcpy(&eight, flags + i, static_cast<size_t>(std::min<int64_t>(8, n - i)));
-            for (; eight != 0; eight &= eight - 1) inside[found.inside++] = l[i + std::countr_zero(eight) / 8];
-        }
-    }
-    return found;
-}
 
 // The count-th largest of some, and how many of them exceed it.
 template <typename T>
@@ -161,8 +148,9 @@ Place nth_of(T* values, int64_t size, int64_t count) {
 
 // Two floats between which the count-th largest most likely lies: around that of a sample.
 std::pair<float, float> bracket(const LogitRow& row, int64_t count) {
-    std::vector<float> sample;
     const int64_t stride = std::max<int64_t>(1, row.size / std::clamp<int64_t>(row.size / 16, 512, 2048));
+    std::vector<float> sample;
+    sample.reserve(static_cast<size_t>((row.size + row.changed) / stride + 2));
     for (int64_t i = stride / 2; i < row.size; i += stride) sample.push_back(row.data[i]);
     for (int64_t j = stride / 2; j < row.changed; j += stride) sample.push_back(static_cast<float>(row.values[j]));
     if (std::any_of(sample.begin(), sample.end(), [](float l) { return l != l; })) return {0, 0};
@@ -189,30 +177,29 @@ std::pair<float, float> bracket(const LogitRow& row, int64_t count) {
 // Where the count-th largest lies, if it lies from low to high; else a tie of 0. The ids of changed logits do not matter.
 Place place_between(const Kernels& k, const LogitRow& row, int64_t count, std::pair<float, float> bounds) {
     const auto [low, high] = bounds;
-    const auto inside = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(row.size));
-    const LogitSplit floats = split(k, row, low, high, inside.get());
+    const auto inside = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(row.size + 16));
+    const LogitSplit floats = k.logits.split(row.data, row.size, low, high, inside.get());
     if (floats.broken > 0) return {0, 0};
-    int64_t above = floats.above, highest = floats.highest;
+    int64_t above = floats.above;
     const double bottom = low, top = high;
-    std::vector<double> between;
+    std::vector<double> between(static_cast<size_t>(row.changed));
+    size_t kept = 0;
     for (int64_t j = 0; j < row.changed; j++) {
-        const double value = row.values[j];
-        above += value > top ? 1 : 0;
-        highest += value == top ? 1 : 0;
-        if (value > bottom && value < top) between.push_back(value);
+        const double value = between[kept] = row.values[j];
+        above += static_cast<int64_t>(value > top);
+        kept += static_cast<size_t>(value > bottom) & static_cast<size_t>(value <= top);
     }
+    between.resize(kept);
     const int64_t n = floats.inside + static_cast<int64_t>(between.size());
     if (count <= above) return {0, 0};
     count -= above;
-    if (count <= highest) return {top, count};
-    count -= highest;
     if (count > n) {
         const float lowest = low;
         const int64_t equal = count_that(row.data, row.size, [=](float l) { return l == lowest; }) +
                               std::count(row.values, row.values + row.changed, bottom);
-        return {bottom, low < high && count - n <= equal ? count - n : 0};
+        return {bottom, count - n <= equal ? count - n : 0};
     }
-    if (floats.inside > small) {
+    if (floats.inside > small && n < (row.size + row.changed) / 2) {
         const LogitRow rest{inside.get(), floats.inside, nullptr, between.data(), n - floats.inside};
         const Place found = place_between(k, rest, count, bracket(rest, count));
         if (found.tie > 0) return found;
@@ -220,6 +207,35 @@ Place place_between(const Kernels& k, const LogitRow& row, int64_t count, std::p
     if (between.empty()) return nth_of(inside.get(), n, count);
     between.insert(between.end(), inside.get(), inside.get() + floats.inside);
     return nth_of(between.data(), n, count);
+}
+
+// The count-th largest. The largest of a column is one of them, so at least `count` reach the count-th largest of columns.
+double nth_largest(const std::vector<double>& values, size_t count) {
+    const size_t columns = 4 * count;
+    std::vector<double> some(values.begin(), values.begin() + static_cast<int64_t>(std::min(columns, values.size())));
+    const auto nth = static_cast<int64_t>(count - 1);
+    if (columns < values.size()) {
+        for (size_t start = columns; start < values.size(); start += columns)
+            for (size_t c = 0; c < std::min(columns, values.size() - start); c++)
+                some[c] = std::max(some[c], values[start + c]);
+        std::nth_element(some.begin(), some.begin() + nth, some.end(), std::greater<>());
+        const double bound = some[count - 1];
+        some.clear();
+        std::copy_if(values.begin(), values.end(), std::back_inserter(some), [=](double v) { return v >= bound; });
+    }
+    std::nth_element(some.begin(), some.begin() + nth, some.end(), std::greater<>());
+    return some[count - 1];
+}
+
+// The first of those that occurred, from one on, whose id is at least `id`; most often it is near.
+int64_t reached(const Occurred& seen, int64_t from, int64_t id) {
+    int64_t step = 1, end = from;
+    while (end < seen.size && seen.ids[end] < id) {
+        from = end + 1;
+        end += step;
+        step *= 2;
+    }
+    return std::lower_bound(seen.ids + from, seen.ids + std::min(end, seen.size), id) - seen.ids;
 }
 
 uint64_t mixed(uint64_t x) {
@@ -232,20 +248,27 @@ uint64_t mixed(uint64_t x) {
 
 double mass(const Kernels& k, const LogitRow& row, Weighing by) {
     const double inverse = inverse_of(by);
-    return mass_of(k.floats, row.data, row.size, by.largest, inverse) +
-           mass_of(k.doubles, row.values, row.changed, by.largest, inverse);
+    const FloatTop top = float_top(by, inverse);
+    return k.logits.weigh(row.data, row.size, top.largest, inverse) * top.factor +
+           k.logits.weigh_doubles(row.values, row.changed, by.largest, inverse);
 }
 
 Before before(const Kernels& k, const LogitRow& row, Weighing by, Token first, Token second, Before& sooner) {
     const double inverse = inverse_of(by);
+    const FloatTop top = float_top(by, inverse);
     const float bound = floor_of(first.value), upper = floor_of(second.value);
     Before found{}, ahead{};
-    tally(k.floats, row.data, row.size, by.largest, inverse, bound, upper, first.id, second.id, found, ahead);
+    tally(
+        [&](int64_t at, int64_t n) { return k.logits.tally(row.data + at, n, top.largest, inverse, bound, upper); },
+        row.size, top.factor, first.id, second.id, found, ahead);
     if (static_cast<double>(bound) != first.value) found.equal = 0;
     if (static_cast<double>(upper) != second.value) ahead.equal = 0;
     const auto place = [&](Token t) { return std::lower_bound(row.ids, row.ids + row.changed, t.id) - row.ids; };
-    tally(k.doubles, row.values, row.changed, by.largest, inverse, first.value, second.value, place(first),
-          place(second), found, ahead);
+    tally(
+        [&](int64_t at, int64_t n) {
+            return k.logits.tally_doubles(row.values + at, n, by.largest, inverse, first.value, second.value);
+        },
+        row.changed, 1, place(first), place(second), found, ahead);
     sooner = ahead;
     return found;
 }
@@ -258,15 +281,15 @@ std::vector<int64_t> largest_ids(const Kernels& k, const LogitRow& row, int64_t 
     auto sorted = maxima;
     std::nth_element(sorted.begin(), sorted.begin() + (count - 1), sorted.end(), std::greater<>());
     const float bound = sorted[static_cast<size_t>(count - 1)];
-    std::vector<int32_t> higher;  // columns: fewer than `count` of them
-    for (int64_t c = 0; c < columns; c++)
-        if (maxima[static_cast<size_t>(c)] > bound) higher.push_back(static_cast<int32_t>(c));
     std::vector<Ranked> found;
     found.reserve(static_cast<size_t>(2 * count));
-    for (int64_t start = 0; start < row.size; start += columns)
-        for (const int32_t c : higher)
-            if (start + c < row.size && row.data[start + c] > bound)
-                found.push_back({static_cast<double>(row.data[start + c]), start + c});
+    constexpr int64_t block = 4096;
+    int32_t places[block];
+    for (int64_t start = 0; start < row.size; start += block) {
+        const int64_t some = k.logits.above(row.data + start, std::min(block, row.size - start), bound,
+                                            static_cast<int32_t>(start), places);
+        for (int64_t i = 0; i < some; i++) found.push_back({static_cast<double>(row.data[places[i]]), places[i]});
+    }
     for (int64_t j = 0; j < row.changed; j++)
         if (row.values[j] > static_cast<double>(bound)) found.push_back({row.values[j], row.ids[j]});
     const auto taken = std::min(count, static_cast<int64_t>(found.size()));
@@ -276,7 +299,7 @@ std::vector<int64_t> largest_ids(const Kernels& k, const LogitRow& row, int64_t 
     std::vector<int64_t> ids;
     for (int64_t i = 0; i < taken; i++) ids.push_back(found[static_cast<size_t>(i)].id);
     if (taken < count)
-        each_equal(row, bound, [&](int64_t i) {
+        each_equal(row, bound, 0, [&](int64_t i) {
             ids.push_back(i);
             return static_cast<int64_t>(ids.size()) < count;
         });
@@ -289,9 +312,9 @@ int64_t nth_id(const Kernels& k, const LogitRow& row, int64_t count) {
     if (place.tie == 0) place = place_between(k, row, count, {-infinity, infinity});  // the sample misled
     int64_t id = -1;
     if (place.tie > 0)
-        each_equal(row, place.value, [&](int64_t i) {
-            if (--place.tie == 0) id = i;
-            return place.tie > 0;
+        each_equal(row, place.value, place.tie - 1, [&](int64_t i) {
+            id = i;
+            return false;
         });
     return id;
 }
@@ -299,38 +322,32 @@ int64_t nth_id(const Kernels& k, const LogitRow& row, int64_t count) {
 int64_t amend(const float* logits, int64_t size, Occurred seen, Penalties by, Biases biases, float* data, int64_t* ids,
               double* values) {
     std::copy_n(logits, size, data);
+    // The values of tokens that occurred, at the end of the list first, out of the way of the biased ones among them.
+    double* const punished = values + biases.size;
     for (int64_t start = 0; start < seen.size; start += chunk) {
         const int64_t n = std::min(chunk, seen.size - start);
         double found[chunk];
         for (int64_t i = 0; i < n; i++) found[i] = logits[seen.ids[start + i]];
         for (int64_t i = 0; i < n; i++) found[i] = either(found[i] > 0, found[i] / by.factor, found[i] * by.factor);
         for (int64_t i = 0; i < n; i++)
-            values[start + i] = found[i] - (by.presence + by.frequency * static_cast<double>(seen.counts[start + i]));
+            punished[start + i] = found[i] - (by.presence + by.frequency * static_cast<double>(seen.counts[start + i]));
     }
-    std::copy_n(seen.ids, seen.size, ids);
-    int64_t added = 0;  // behind the others at first
-    for (int64_t b = 0, s = 0; b < biases.size; b++) {
+    int64_t changed = 0, s = 0;
+    const auto take = [&](int64_t end) {  // those that occurred, up to a place
+        std::copy(seen.ids + s, seen.ids + end, ids + changed);
+        std::copy(punished + s, punished + end, values + changed);
+        changed += end - s;
+        s = end;
+    };
+    for (int64_t b = 0; b < biases.size; b++) {
         const int64_t id = biases.ids[b];
-        s = std::lower_bound(seen.ids + s, seen.ids + seen.size, id) - seen.ids;
-        if (s < seen.size && seen.ids[s] == id) {
-            values[s] += biases.values[b];
-            continue;
-        }
-        ids[seen.size + added] = id;
-        values[seen.size + added++] = static_cast<double>(logits[id]) + biases.values[b];
+        take(reached(seen, s, id));
+        const bool both = s < seen.size && seen.ids[s] == id;
+        const double before = both ? punished[s++] : static_cast<double>(logits[id]);
+        ids[changed] = id;
+        values[changed++] = before + biases.values[b];
     }
-    const int64_t changed = seen.size + added;
-    if (added > 0 && seen.size > 0) {
-        const std::vector<int64_t> late(ids + seen.size, ids + changed);
-        const std::vector<double> moved(values + seen.size, values + changed);
-        int64_t s = seen.size - 1, at = changed - 1;
-        for (int64_t b = added - 1; b >= 0; at--) {
-            const bool is_late = s < 0 || late[static_cast<size_t>(b)] > ids[s];
-            ids[at] = is_late ? late[static_cast<size_t>(b)] : ids[s];
-            values[at] = is_late ? moved[static_cast<size_t>(b)] : values[s];
-            (is_late ? b : s)--;
-        }
-    }
+    take(seen.size);
     for (int64_t i = 0; i < changed; i++) data[ids[i]] = -std::numeric_limits<float>::infinity();
     return changed;
 }
@@ -347,29 +364,31 @@ Draws::Draws(const Kernels& k, const LogitRow& row, Weighing by, double number)
         top = std::max(top, row.values[j]);
     }
     const auto hot = std::min<size_t>(64, maxima.size());
-    auto sorted = maxima;
-    std::nth_element(sorted.begin(), sorted.begin() + static_cast<int64_t>(hot - 1), sorted.end(), std::greater<>());
-    const double bound = sorted[hot - 1];
-    double sum = 0;
-    std::vector<double> bounds(maxima.size());
-    size_t taken = 0;
-    tops_.reserve(maxima.size());
+    const double bound = nth_largest(maxima, hot);
+    tops_ = maxima;
+    std::vector<double> bounds(maxima.size(), static_cast<double>(rows_));
+    std::vector<int64_t> hottest;
+    for (size_t c = 0; c < maxima.size() && hottest.size() < hot; c++)
+        if (maxima[c] >= bound) hottest.push_back(static_cast<int64_t>(c));
     singles_.reserve(hot * static_cast<size_t>(rows_));
-    reached_.reserve(hot * static_cast<size_t>(rows_) + maxima.size());
-    for (size_t c = 0; c < maxima.size(); c++) {
-        tops_.push_back(weight(maxima[c]));
-        bounds[c] = tops_[c] * static_cast<double>(rows_);
-        if (maxima[c] < bound || taken == hot) continue;
-        taken++;
-        bounds[c] = 0;
-        for (auto i = static_cast<int64_t>(c); i < row.size; i += columns_) {
-            singles_.push_back(i);
-            reached_.push_back(sum += weight(value_of(row, i)));
-        }
+    for (const int64_t c : hottest) {
+        bounds[static_cast<size_t>(c)] = 0;
+        for (int64_t i = c; i < row.size; i += columns_) singles_.push_back(i);
     }
-    for (const double one : bounds) reached_.push_back(sum += one);
+    reached_.reserve(singles_.size() + maxima.size());
+    for (const int64_t one : singles_) reached_.push_back(value_of(row, one));
+    weigh(k, tops_);
+    weigh(k, reached_);
+    for (size_t c = 0; c < maxima.size(); c++) reached_.push_back(bounds[c] * tops_[c]);
+    double sum = 0;
+    for (double& one : reached_) one = (sum += one);
     last_ = std::lower_bound(reached_.begin(), reached_.end(), sum) - reached_.begin();
     possible_ = sum > 0 && sum <= std::numeric_limits<double>::max();
+}
+
+void Draws::weigh(const Kernels& k, std::vector<double>& logits) const {
+    for (double& one : logits) one = (one - by_.largest) / by_.temperature;
+    k.logits.exponentials(logits.data(), static_cast<int64_t>(logits.size()));
 }
 
 double Draws::weight(double logit) const { return std::exp((logit - by_.largest) / by_.temperature); }

@@ -80,6 +80,7 @@ public:
 
 private:
     double weight(double logit) const;
+    void weigh(const Kernels&, std::vector<double>& logits) const;
     double random(uint64_t count) const;
 
     LogitRow row_;

@@ -422,6 +422,35 @@ def test_defaults_come_from_the_settings():
         refused(server.chat(max_tokens=6), 400, "invalid_value", "max_tokens")
 
 
+def test_going_on_whatever_the_model_says():
+    with Served("ok") as server:
+        for asked, goes_on in (
+            ({}, False),
+            ({"ignore_eos": True}, True),
+            ({"ignore_eos": None}, False),
+        ):
+            assert server.chat(**asked).status_code == 200
+            assert server.engine.seen[-1].ignore_eos is goes_on
+        body = {"prompt": "a", "ignore_eos": True}
+        assert server.post("/v1/completions", body).status_code == 200
+        assert server.engine.seen[-1].ignore_eos is True
+        session = server.post("/v1/sessions", {}).json()["id"]
+        assert server.chat(session_id=session, ignore_eos=True).status_code == 200
+        assert server.engine.seen[-1].ignore_eos is True
+        refused(
+            server.post("/v1/sessions", {"ignore_eos": True}),
+            400,
+            "unknown_parameter",
+            "ignore_eos",
+        )
+        refused(server.chat(ignore_eos=1), 400, "invalid_type", "ignore_eos")
+    with Served("ok", defaults__no_eos=True) as server:
+        server.chat()
+        assert server.engine.seen[-1].ignore_eos is True
+        server.chat(ignore_eos=False)
+        assert server.engine.seen[-1].ignore_eos is False
+
+
 def test_an_error_on_the_way_ends_the_stream():
     error = BackendError("scripted", "step", "broke")
     with Served(lambda request: ["ab", error]) as server:

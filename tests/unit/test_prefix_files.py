@@ -97,6 +97,14 @@ def test_what_was_written_is_read_back(loaded, state, files_of, complete):
     assert path.exists()
 
 
+@pytest.mark.parametrize("count", [1, 3, 257])
+def test_pages_without_a_whole_block(loaded, files_of, count):
+    state = loaded.network.new_state(512)
+    prefill(loaded.network, state, TOKENS[:count], loaded.chunk_rows, lambda: None)
+    spilled(loaded, state, files_of())
+    assert cache_of(loaded, files_of()).find(OWNER, TOKENS).position == count
+
+
 def test_what_leaves_memory_is_found_on_disk(loaded, state, files_of):
     files = files_of()
     cache = cache_of(loaded, files, limit_points=1)
