@@ -131,6 +131,8 @@ class Backend(ABC, Generic[M, A]):
     """A row's bits do not depend on the other rows of a call: with drafts and without, the answer is the same."""
     approximates: bool = False
     """Reads the tags of a pool's slots, and leaves out what a wave says (`LEFT_OUT`)."""
+    late_features: bool = False
+    """`stretch` asks for a layer's n-gram features when it has come there, not before: they may be awaited until then."""
     matrix_bits: int | None = None
     """Width at which placed matrices stay in memory; None for the width they are stored at."""
 

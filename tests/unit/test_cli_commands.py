@@ -230,6 +230,8 @@ def test_doctor_for_programs(data_dir, capsys):
         assert kernels["instruction_sets"] == []
         assert kernels["read_bandwidth_bytes_s"] is None
         assert "not built" in kernels["not_measured"]
+    assert "route" in found["kernels"]["names"]
+    assert {"emulator", "address_spaces", "nvcc"} < found["kernels"].keys()
     assert found["data"] == {
         "path": str(data_dir),
         "exists": False,
