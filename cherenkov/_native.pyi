@@ -214,6 +214,45 @@ class Engine:
     def fuse(
         self, w: DraftFuse, table: Matrix, tokens: Ids, wide: Floats, out: Floats, /
     ) -> None: ...
+    def draft(
+        self,
+        fuse: DraftFuse,
+        table: Matrix,
+        trunk: Trunk,
+        tokens: Ids,
+        wide: Floats,
+        spans: Spans,
+        ends: Ids,
+        record: Record,
+        pool: NDArray[np.uint8],
+        slots: Ids,
+        mixture: Mixture,
+        ids: Ids,
+        out: Floats,
+        lower: Record | None = None,
+        tags: NDArray[np.uint8] | None = None,
+        /,
+    ) -> bool: ...
+    def guess(
+        self,
+        fuse: DraftFuse,
+        table: Matrix,
+        trunk: Trunk,
+        head: Head,
+        tokens: Ids,
+        wide: Floats,
+        spans: Spans,
+        record: Record,
+        pool: NDArray[np.uint8],
+        slots: Ids,
+        mixture: Mixture,
+        found: Ids,
+        ids: Ids,
+        whole: bool,
+        lower: Record | None = None,
+        tags: NDArray[np.uint8] | None = None,
+        /,
+    ) -> bool: ...
     def logits(self, w: Head, wide: Floats, rows: Ids, out: Floats, /) -> None: ...
     def argmax(self, w: Head, wide: Floats, rows: Ids, out: Ids, /) -> None: ...
 

@@ -115,6 +115,8 @@ class Lane:
         self.state = state
         self.pending = list(prompt[state.position :])
         self.drafter = loaded.speculation.drafter()
+        if not self.drafter.keeps:
+            state.trail.close()
         self.is_over = False
         self.asks = 0
         self._before: Snapshot[Any] | None = None

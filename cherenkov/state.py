@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
+from typing_extensions import NamedTuple
 
 from cherenkov.backends.base import AttentionState, DeltaState, PleState, Span
 from cherenkov.trail import Trail
@@ -181,8 +182,7 @@ class State(Generic[A]):
         return state
 
 
-@dataclass(frozen=True, slots=True)
-class Segment(Generic[A]):
+class Segment(NamedTuple, Generic[A]):
     """Rows `start:stop` of a step are the next tokens of the sequence `state`."""
 
     start: int
@@ -201,8 +201,13 @@ class Rows(Generic[A]):
     __slots__ = ("segments", "tokens")
 
     def __init__(self, parts: Sequence[tuple[State[A], Sequence[int] | NDArray[np.int32]]]) -> None:
+        if len(parts) == 1:
+            ((state, tokens),) = parts
+            self.tokens: NDArray[np.int32] = np.asarray(tokens, dtype=np.int32)
+            self.segments: tuple[Segment[A], ...] = (Segment(0, len(tokens), state),)
+            return
         arrays = [np.asarray(tokens, dtype=np.int32) for _, tokens in parts]
-        self.tokens: NDArray[np.int32] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        self.tokens = np.concatenate(arrays)
         stops = itertools.accumulate(len(array) for array in arrays)
         self.segments = tuple(
             Segment(stop - len(array), stop, state)

@@ -70,18 +70,19 @@ class Stepper:
         counts = [len(lane.pending) for lane in lanes] if rows is None else rows
         speculation, network = self._loaded.speculation, self._loaded.network
         deciding = [lane for lane in lanes if lane.is_deciding] if speculation.is_on else []
+        begun = self._clock()
         if deciding:
             speculation.propose(deciding)
-        begun, read_bytes = self._clock(), network.read_bytes
+        read_bytes = network.read_bytes
         parts = [(lane.state, lane.prepare(n)) for lane, n in zip(lanes, counts, strict=True)]
         wide = network.forward(Rows(parts), check=check)
         wanted = _wanted(lanes, parts)
         logits = self._loaded.backend.host(network.logits(wide, wanted)) if wanted else None
+        if speculation.is_on:
+            speculation.remember(lanes, parts, wide)
         if deciding:
             alone = self._clock() - begun if len(deciding) == len(lanes) else None
             speculation.verified(deciding, network.read_bytes - read_bytes, alone)
-        if speculation.is_on:
-            self._remember(lanes, parts, wide)
         self.wide, self.rows = wide, [len(tokens) for _, tokens in parts]
         self.shares = _shared(lanes, logits)
         return [
@@ -89,20 +90,12 @@ class Stepper:
             for lane, share in zip(lanes, self.shares, strict=True)
         ]
 
-    def _remember(
-        self, lanes: Sequence[Lane], parts: Sequence[tuple[State[Any], list[int]]], wide: Any
-    ) -> None:
-        """Keep what the trunk left, for who drafts."""
-        at, backend = 0, self._loaded.backend
-        for lane, (state, tokens) in zip(lanes, parts, strict=True):
-            piece = backend.take(wide, range(at, at + len(tokens)))
-            certain = not lane.drafter.tokens
-            self._loaded.speculation.ran(state, len(tokens), piece, certain=certain)
-            at += len(tokens)
-
 
 def _wanted(lanes: Sequence[Lane], parts: Sequence[tuple[State[Any], list[int]]]) -> list[int]:
     """The rows whose logits are asked for."""
+    if len(lanes) == 1:
+        stop = len(parts[0][1])
+        return list(range(stop - lanes[0].asks, stop))
     stops = itertools.accumulate(len(tokens) for _, tokens in parts)
     return [
         row
@@ -115,6 +108,8 @@ def _shared(
     lanes: Sequence[Lane], logits: NDArray[np.float32] | None
 ) -> list[NDArray[np.float32] | None]:
     """Every lane's share of the logits."""
+    if len(lanes) == 1:
+        return [logits]
     found: list[NDArray[np.float32] | None] = []
     at = 0
     for lane in lanes:

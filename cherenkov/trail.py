@@ -9,22 +9,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from cherenkov.backends.base import Backend
 
 __all__ = ["MOST_BEHIND", "Trail"]
 
 A = TypeVar("A")
 
-MOST_BEHIND = 64
+MOST_BEHIND = 128
 """Positions that the head may be behind before it is made to catch up, though nobody asks for its drafts."""
 
 
 class Trail(Generic[A]):
     """Residuals in pieces, each from a position on. Where a piece begins, those before it end: their rows were taken back."""
 
-    def __init__(self, pieces: list[tuple[int, int, A]] | None = None) -> None:
+    def __init__(
+        self, pieces: list[tuple[int, int, A]] | None = None, *, closed: bool = False
+    ) -> None:
+        self._closed = closed
         self._pieces: list[tuple[int, int, A]] = pieces or []  # first position, rows, [rows, S*D]
 
     @property
@@ -32,15 +33,24 @@ class Trail(Generic[A]):
         """The first position there is; what lies before was read or was never kept."""
         return self._pieces[0][0] if self._pieces else -1
 
-    def add(self, position: int, rows: int, wide: A) -> None:
-        """A step has run `rows` rows from `position` on, and left `wide` `[rows, S*D]`."""
-        while self._pieces and self._pieces[-1][0] >= position:
-            self._pieces.pop()
-        if (
-            self._pieces and sum(self._pieces[-1][:2]) < position
-        ):  # a gap: what is before is of no use
-            self._pieces.clear()
-        self._pieces.append((position, rows, wide))
+    def add(self, position: int, rows: int, wide: A, read: int) -> None:
+        """A step has run `rows` rows from `position` on, and left `wide` `[rows, S*D]`.
+
+        The head has read what lies before `read`. If it lacks more than is here it is out of step, and stays so.
+        """
+        if self._closed or (not self._pieces and position > read):
+            return
+        pieces = self._pieces
+        while pieces and pieces[-1][0] >= position:
+            pieces.pop()
+        if pieces and pieces[-1][0] + pieces[-1][1] < position:
+            pieces.clear()  # a gap: what is before is of no use
+        pieces.append((position, rows, wide))
+
+    def close(self) -> None:
+        """Nothing is kept any more: nobody will draft."""
+        self._closed = True
+        self._pieces.clear()
 
     def covers(self, first: int, last: int) -> bool:
         """There are residuals of positions `first:last`."""
@@ -48,13 +58,19 @@ class Trail(Generic[A]):
             bool(self._pieces) and self._pieces[0][0] <= first and sum(self._pieces[-1][:2]) >= last
         )
 
-    def between(self, first: int, last: int, backend: Backend[Any, A]) -> Iterator[tuple[int, A]]:
+    def between(self, first: int, last: int, backend: Backend[Any, A]) -> list[tuple[int, A]]:
         """The residuals of positions `first:last`, which it covers, in pieces: how many rows, and these."""
-        stops = [start for start, _, _ in self._pieces[1:]] + [last]
-        for (start, _, wide), stop in zip(self._pieces, stops, strict=True):
-            low, high = max(start, first), min(stop, last)
+        found: list[tuple[int, A]] = []
+        stop = last
+        for start, rows, wide in reversed(self._pieces):
+            low, high = max(start, first) - start, min(stop, last) - start
             if low < high:
-                yield high - low, backend.take(wide, range(low - start, high - start))
+                whole = low == 0 and high == rows
+                found.append((high - low, wide if whole else backend.take(wide, range(low, high))))
+            if start <= first:
+                break
+            stop = start
+        return found[::-1]
 
     def forget(self, before: int) -> None:
         """Let go of pieces that end before a position."""
@@ -78,4 +94,4 @@ class Trail(Generic[A]):
 
     def copy(self) -> Trail[A]:
         """The same; what is in it never changes."""
-        return Trail(list(self._pieces))
+        return Trail(list(self._pieces), closed=self._closed)

@@ -14,7 +14,7 @@ from cherenkov.errors import UnsupportedModel
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cherenkov.backends.base import Backend, Ids
+    from cherenkov.backends.base import Backend
     from cherenkov.checkpoint.inventory import Inventory
     from cherenkov.experts.rows import RowTable
     from cherenkov.experts.store import ExpertStore
@@ -75,14 +75,14 @@ class Network(Protocol[A]):
     def logits(self, wide: A, rows: Sequence[int]) -> A:
         """Logits `[len(rows), V]` of chosen rows of a residual."""
 
-    def draft(self, rows: Rows[A], wide: A) -> A:
-        """Run the draft head over positions it has not seen. Returns its residual."""
+    def draft(self, rows: Rows[A], wide: A, ends: Sequence[int] | None = None) -> A:
+        """Run the draft head over positions it has not seen. Returns its residual of the rows `ends`, or of all."""
+
+    def guess(self, rows: Rows[A], wide: A, depth: int) -> list[list[int]]:
+        """What may come after each sequence's last token, so many tokens of the draft head's; arguments as for `draft`."""
 
     def draft_logits(self, wide: A, rows: Sequence[int]) -> A:
         """Logits `[len(rows), V]` of the draft head's residual."""
-
-    def draft_tokens(self, wide: A, rows: Sequence[int]) -> Ids:
-        """The most likely token of each of these rows of the draft head's residual, `[len(rows)]`."""
 
     def close(self) -> None:
         """Close what the network holds open."""

@@ -26,6 +26,7 @@ from cherenkov.backends.operands import (
     DeltaNet,
     DeltaState,
     DraftFuse,
+    DraftHead,
     Embedding,
     ExpertPool,
     Floats,
@@ -60,6 +61,7 @@ __all__ = [
     "DeltaNet",
     "DeltaState",
     "DraftFuse",
+    "DraftHead",
     "Embedding",
     "ExpertPool",
     "Floats",
@@ -381,6 +383,7 @@ class Backend(ABC, Generic[M, A]):
         wide: A,
         spans: Sequence[Span[Memory[A]]],
         resident: Resident,  # noqa: ARG002 - as in `stretch`
+        ends: Sequence[int],
     ) -> Stretch[A]:
         """`fuse`, then the MTP head's only layer, as far as `stretch` would come in it.
 
@@ -392,13 +395,48 @@ class Backend(ABC, Generic[M, A]):
             wide: the residual `[R, S*D]` there, which stays as it is.
             spans: the rows' sequences; the head's memory of each has one layer.
             resident: which experts are in memory.
+            ends: rows that are asked for, ascending. The others only leave keys and values for them to look back at.
+
+        Returns:
+            How far it came with the rows `ends`: all its parts have so many. Without any, there is no choice.
         """
         assert not isinstance(block.mixer, DeltaNet), "a draft head has attention"
         wide = self.fuse(w, embedding, tokens, wide)
         states = [_attention(s, 0) for s in spans]
         wide = self.mix_attention(block.mixer_read, block.mixer, wide, states)
-        choice = self.choose(block.moe_read, block.router, wide)
-        return Stretch(wide, np.empty((0, *choice.ids.shape), dtype=np.int32), choice)
+        none = np.empty((0, len(ends), block.router.top_k), dtype=np.int32)
+        if not ends:
+            return Stretch(wide, none, None)
+        wide = self.take(wide, ends)
+        return Stretch(wide, none, self.choose(block.moe_read, block.router, wide))
+
+    def guess(
+        self,
+        drafts: DraftHead[M, A],  # noqa: ARG002 - of no use to a backend that cannot
+        tokens: Ids,  # noqa: ARG002
+        wide: A,  # noqa: ARG002
+        spans: Sequence[Span[Memory[A]]],  # noqa: ARG002
+        resident: Resident,  # noqa: ARG002
+        depth: int,  # noqa: ARG002
+        *,
+        partial: bool,  # noqa: ARG002
+    ) -> tuple[Ids, Ids] | None:
+        """A chain of drafts without the host: `draft_step` and `argmax`, as often as `depth` says, each from the one before.
+
+        Args:
+            drafts: the head.
+            tokens: as for `draft_step`.
+            wide: as for `draft_step`.
+            spans: as for `draft_step`; each has rows.
+            resident: which experts are in memory.
+            depth: tokens to guess for each span, at least one.
+            partial: experts that are not in memory count as nothing.
+
+        Returns:
+            The tokens `[depth, spans]` and the experts `[depth, spans, K]`. None if the backend has no such operation, or an
+            expert is not in memory.
+        """
+        return None
 
     @abstractmethod
     def logits(self, w: Head[M, A], wide: A, rows: Sequence[int]) -> A:

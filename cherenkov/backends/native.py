@@ -20,7 +20,7 @@ one thread.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from typing_extensions import override
@@ -29,7 +29,6 @@ from cherenkov.backends import native_weights as describe
 from cherenkov.backends.base import (
     Arrivals,
     AttentionState,
-    Backend,
     Block,
     Choice,
     DeltaNet,
@@ -42,7 +41,6 @@ from cherenkov.backends.base import (
     Head,
     Ids,
     Memory,
-    Options,
     Ple,
     PleState,
     Resident,
@@ -54,24 +52,23 @@ from cherenkov.backends.base import (
     Stretch,
 )
 from cherenkov.backends.native_build import instruction_sets, read_bandwidth, unavailable
-from cherenkov.backends.native_states import NativeChoice, advance, advance_head, behind, lengthen
+from cherenkov.backends.native_drafts import NativeDrafts
+from cherenkov.backends.native_states import (
+    NativeChoice,
+    advance,
+    behind,
+    lengthen,
+)
 from cherenkov.backends.native_weights import Matrix
 from cherenkov.backends.pages import huge_pages
 from cherenkov.errors import BackendError
-from cherenkov.processors import processors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    import cherenkov._native as _native  # noqa: PLR0402 - the package itself is not what is meant
     from cherenkov.checkpoint.affine import HostMatrix
     from cherenkov.packing.layout import ExpertLayout
-
-if not describe.missing:
-    import cherenkov._native as _native  # noqa: PLR0402 - the package itself is not what is meant
-
-_MISSING = describe.missing
 
 __all__ = ["Matrix", "Native", "instruction_sets", "read_bandwidth", "unavailable"]
 
@@ -81,7 +78,7 @@ _ROWS_AT_ONE_GO = 8
 """Rows that may go through several layers in one call; a call cannot be interrupted."""
 
 
-class Native(Backend[Matrix, Floats]):
+class Native(NativeDrafts):
     """C++ kernels.
 
     Args:
@@ -90,44 +87,6 @@ class Native(Backend[Matrix, Floats]):
     Raises:
         BackendError: if the kernels are not built, or the instruction set or precision does not exist here.
     """
-
-    name = "native"
-    approximates = True
-    delta_chunk = 0 if _MISSING else _native.delta_chunk
-    most_back = 0 if _MISSING else _native.most_back
-    rows_alike = True
-
-    def __init__(self, options: Options | None = None) -> None:
-        options = options or Options()
-        if _MISSING:
-            raise BackendError(self.name, "start", unavailable())
-        if options.isa and options.isa not in instruction_sets():
-            known = ", ".join(instruction_sets())
-            raise BackendError(
-                self.name, "start", f"no {options.isa!r} kernels here; there are {known}"
-            )
-        self._engine = _native.Engine(
-            options.isa, options.precision, options.threads or processors()
-        )
-        self._asked = options.precision
-        # Operations describe their weights to the kernels once. Keyed by identity; the values keep the keys alive.
-        self._described: dict[int, tuple[object, Any]] = {}
-        self._mixtures: list[_native.Mixture] = []  # those that no choice uses
-
-    @property
-    @override
-    def detail(self) -> str:
-        """Such as `avx2, 2 threads, int16 activations`."""
-        isa, precision, threads = self._engine.isa, self._engine.precision, self._engine.threads
-        text = f"{isa}, {threads} thread{'s' if threads > 1 else ''}, {precision} activations"
-        return text if self._asked in {"", precision} else f"{text} ({isa} offers no {self._asked})"
-
-    @override
-    def close(self) -> None:
-        """Join the threads and free the scratch memory."""
-        self._engine.close()
-        self._described.clear()
-        self._mixtures.clear()
 
     # placing
 
@@ -168,9 +127,8 @@ class Native(Backend[Matrix, Floats]):
 
     @override
     def take(self, array: Floats, rows: Sequence[int]) -> Floats:
-        first, count = rows[0], len(rows)
-        if rows[-1] - first == count - 1 and list(rows) == list(range(first, first + count)):
-            return array[first : first + count]
+        if isinstance(rows, range) and rows.step == 1:
+            return array[rows.start : rows.stop]
         return array[np.asarray(rows, dtype=np.intp)]
 
     @override
@@ -328,23 +286,6 @@ class Native(Backend[Matrix, Floats]):
             advance(ran, s)
         return found
 
-    @override
-    def draft_step(
-        self,
-        w: DraftFuse[Matrix, Floats],
-        block: Block[Matrix, Floats],
-        embedding: Embedding[Matrix],
-        tokens: Ids,
-        wide: Floats,
-        spans: Sequence[Span[Memory[Floats]]],
-        resident: Resident,
-    ) -> Stretch[Floats]:
-        wide = self.fuse(w, embedding, tokens, wide)
-        blocks = self._describe(block, lambda only: (only,))  # a trunk of one layer
-        found = self._run(blocks, range(1), wide, spans, [None], resident, flow=False)
-        advance_head(spans)
-        return found
-
     def _run(
         self,
         blocks: Sequence[Block[Matrix, Floats]],
@@ -424,15 +365,6 @@ class Native(Backend[Matrix, Floats]):
         choice.mixture.weights(weights)
         return weights
 
-    def _lower(self, pool: ExpertPool) -> tuple[_native.Record | None, NDArray[np.uint8] | None]:
-        """The other layout that records may have, and which slots hold such."""
-        if pool.lower is None:
-            return None, None
-        return self._describe(pool.lower, describe.expert_record), pool.tags
-
-    def _memory(self) -> _native.Mixture:
-        return self._mixtures.pop() if self._mixtures else _native.Mixture()
-
     def _gather(
         self,
         mixture: _native.Mixture,
@@ -453,42 +385,3 @@ class Native(Backend[Matrix, Floats]):
             raise BackendError(self.name, "experts", "not every expert arrived")
         self._mixtures.append(mixture)  # its memory serves the next choice
         return target
-
-    def _trunk(self, blocks: Sequence[Block[Matrix, Floats]]) -> _native.Trunk:
-        return _native.trunk([self._layer(block) for block in blocks])
-
-    def _layer(self, block: Block[Matrix, Floats]) -> tuple[Any, ...]:
-        mixer = block.mixer
-        return (
-            self._describe(block.mixer_read, describe.residual_weights),
-            self._describe(mixer, describe.delta_weights)
-            if isinstance(mixer, DeltaNet)
-            else self._describe(mixer, describe.attention_weights),
-            self._describe(block.moe_read, describe.residual_weights),
-            block.router.gate.placed,
-            block.router.normalise,
-            block.router.top_k,
-            self._describe(block.shared, describe.shared_weights),
-            None if block.ple is None else self._describe(block.ple, describe.ple_weights),
-        )
-
-    def _bound(
-        self,
-        trunk: _native.Trunk,
-        blocks: Sequence[Block[Matrix, Floats]],
-        memory: Memory[Floats],
-    ) -> _native.Memory:
-        """A sequence's arrays, described to the kernels once."""
-        bound = memory.bound
-        if not isinstance(bound, _native.Memory):
-            ple = [memory.ple.get(block.index) for block in blocks]
-            memory.bound = bound = _native.memory(trunk, memory.layers, ple)
-        return bound
-
-    def _describe(self, w: T, describe: Callable[[T], object]) -> Any:
-        try:
-            return self._described[id(w)][1]
-        except KeyError:
-            described = describe(w)
-            self._described[id(w)] = w, described
-            return described

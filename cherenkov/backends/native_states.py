@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,9 +12,18 @@ from cherenkov.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cherenkov.backends.operands import Block, DeltaState, Floats, Ids, Memory, PleState, Span
+    from cherenkov.backends.operands import (
+        Block,
+        DeltaState,
+        ExpertPool,
+        Floats,
+        Ids,
+        Memory,
+        PleState,
+        Span,
+    )
 
-__all__ = ["NativeChoice", "advance", "advance_head", "behind", "lengthen"]
+__all__ = ["Drafting", "NativeChoice", "advance", "advance_head", "behind", "lengthen"]
 
 
 def advance(blocks: Sequence[Block[Any, Any]], span: Span[Memory[Floats]]) -> None:
@@ -25,12 +34,12 @@ def advance(blocks: Sequence[Block[Any, Any]], span: Span[Memory[Floats]]) -> No
             state.length = span.position + span.stop - span.start
 
 
-def advance_head(spans: Sequence[Span[Memory[Floats]]]) -> None:
-    """The spans' rows are in the cache of the draft head now."""
+def advance_head(spans: Sequence[Span[Memory[Floats]]], more: int = 0) -> None:
+    """The spans' rows are in the cache of the draft head now, and `more` behind each."""
     for s in spans:
         state = s.state.layers[0]
         assert isinstance(state, AttentionState)
-        state.length = s.position + s.stop - s.start
+        state.length = s.position + s.stop - s.start + more
 
 
 def lengthen(spans: Sequence[Span[AttentionState[Floats]]]) -> None:
@@ -44,6 +53,27 @@ def behind(state: DeltaState[Floats] | PleState[Floats], position: int, most_bac
     rows = len(state.history)
     last = np.arange(position - rows + most_back, position) if rows else np.arange(0)
     return state.history[last % max(rows, 1)]
+
+
+class Drafting(NamedTuple):
+    """What operations of a draft head work on, as the kernels take it.
+
+    Attributes:
+        block: its layer, and
+        pool, table: the slots and what is in them, by whose identity this is known.
+        trunk: the layer, described.
+        head: the entry, the embedding and the layer.
+        experts: the record's layout, the pool's memory, and the layer's part of the slot table.
+        lower: the layout that records may have instead, and which do; or two times nothing.
+    """
+
+    block: Block[Any, Any]
+    pool: ExpertPool
+    table: Ids
+    trunk: Any
+    head: tuple[Any, Any, Any]
+    experts: tuple[Any, Any, Any]
+    lower: tuple[Any, Any]
 
 
 class NativeChoice(Choice):

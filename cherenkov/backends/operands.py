@@ -26,6 +26,7 @@ __all__ = [
     "DeltaNet",
     "DeltaState",
     "DraftFuse",
+    "DraftHead",
     "Embedding",
     "ExpertPool",
     "Floats",
@@ -194,6 +195,16 @@ class Head(Generic[M, A]):
 
     mixer: GatedResidual[M, A]
     matrix: M
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHead(Generic[M, A]):
+    """The MTP head: its entry, its only layer, with attention, the trunk's embedding, and what makes tokens of it."""
+
+    fuse: DraftFuse[M, A]
+    block: Block[M, A]
+    embedding: Embedding[M]
+    head: Head[M, A]
 
 
 # --- state: one sequence's memory of one layer --------------------------------------------------------------------

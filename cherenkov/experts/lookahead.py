@@ -59,6 +59,8 @@ class Trial:
     time is a running mean of its windows' medians. So the slower way is taken in at most one step of 33 for long, and what
     it costs more is a thirtieth of the difference.
 
+    Steps of different rows are not compared: those count that have as many as most have of late.
+
     Args:
         mode: `auto`, or `on` or `off` for no trial.
         clock: seconds.
@@ -69,7 +71,8 @@ class Trial:
         self._clock = clock
         self._on = mode != "off"
         self._times: list[float] = []  # of this window's steps
-        self._means: dict[bool, float] = {}
+        self._means: dict[tuple[bool, int], float] = {}  # by rows
+        self._rows, self._others = 1, 0
         self._windows = 0  # of this way, in a row
         self._pause = 2
         self._early = 4  # windows that alternate
@@ -85,10 +88,17 @@ class Trial:
         self._begun = self._clock()
         return self._on
 
-    def end(self) -> None:
-        """The step is over."""
+    def end(self, rows: int = 1) -> None:
+        """The step, of so many rows, is over."""
         if self.mode != "auto":
             return
+        if rows != self._rows:
+            self._others += 1
+            if self._others <= _WINDOW:
+                return
+            self._rows = rows
+            self._times.clear()
+        self._others = 0
         self._times.append(self._clock() - self._begun)
         if len(self._times) == _WINDOW:
             self._judge()
@@ -96,13 +106,15 @@ class Trial:
 
     def _judge(self) -> None:
         median = sorted(self._times)[_WINDOW // 2]
-        before = self._means.get(self._on, median)
-        self._means[self._on] = before + _WEIGHT * (median - before)
-        if self._early > 1:
+        way = self._on, self._rows
+        before = self._means.get(way, median)
+        self._means[way] = before + _WEIGHT * (median - before)
+        other = self._means.get((not self._on, self._rows))
+        if self._early > 1 or other is None:
             self._early -= 1
             self._on = not self._on
             return
-        self._choose(self._means[True] < self._means[False])
+        self._choose(bool(self._means[way] < other) == self._on)
 
     def _choose(self, best: bool) -> None:
         """Go on with the best way, or try the other if it is time."""

@@ -49,6 +49,9 @@ def memory_bytes(layout: NgramLayout) -> int:
     return min(CACHE_ROWS, layout.rows) * layout.row_bytes
 
 
+_FEW = 8
+"""Tokens whose rows are not looked through for some that occur twice."""
+
 _THREADS = (
     4  # a row is far smaller than what a disk reads at once, so it takes several to keep one busy
 )
@@ -132,7 +135,8 @@ class RowTable:
     def begin(self, rows: NDArray[np.int64]) -> Pending:
         """Ask for `rows` `[R, heads]`: what must be read is being read from now on."""
         distinct, where = rows.ravel(), None
-        if len(rows) > 1:  # the heads of one token have rows of their own: there is nothing twice
+        # The heads of one token have rows of their own: there is nothing twice. In memory, a few rows twice are cheaper.
+        if len(rows) > (1 if self._cache is not None else _FEW):
             distinct, where = np.unique(rows, return_inverse=True)
         if self._cache is not None:
             self._cache.want(distinct[: self._cache.rows].tolist())

@@ -67,6 +67,7 @@ class Slots:
     ) -> None:
         self.table: Ids = np.full((layers, experts), NOTHING, dtype=np.int32)
         self._slot_of = self.table.reshape(-1)
+        self._starts = np.arange(0, layers * experts, experts, dtype=np.int32)[:, None, None]
         self.record_in: NDArray[np.int64] = np.full(pool.slots, NOTHING, dtype=np.int64)
         self.coming: dict[int, Coming] = {}
         self.promised: set[int] = set()
@@ -110,8 +111,8 @@ class Slots:
     def spare_experts(self, first_layer: int, ids: Ids) -> None:
         """The same for experts in memory: `[n, R, K]` of layers from `first_layer` on."""
         if self.ranked:
-            layers = np.arange(first_layer, first_layer + len(ids))[:, None, None]
-            self.spared[self.table[layers, ids].ravel()] = 1
+            records = ids + self._starts[first_layer : first_layer + len(ids)]
+            self.spared[self._slot_of.take(records)] = 1
 
     def worthy(self, records: list[int], kept: list[int]) -> set[int]:
         """Those of some missing records that the policy would keep, in slots other than `kept`."""

@@ -61,6 +61,7 @@ class ExpertStore:
     Attributes:
         stats: what happened so far, in numbers.
         timeline: the same after some of the steps.
+        holds_all: there is a slot for every record: none ever leaves.
         most_ahead: reads for predictions that may be under way at once; 0 for none.
         cut_weak: as the argument.
         listener: if set, told the layer and the experts of its rows, `[R, K]`, whenever some are asked for.
@@ -80,6 +81,7 @@ class ExpertStore:
         self.pool = pool
         self.layers = layers
         self.experts = experts
+        self.holds_all = pool.slots >= layers * experts
         self.stats = ExpertStats()
         self.timeline = Timeline(self.stats)
         self.listener: Callable[[int, Ids], None] | None = None
@@ -95,6 +97,7 @@ class ExpertStore:
         self._lease: Lease | None = None
         self._stepping = self._ahead = self._flows = False
         self._rows = 0
+        self._full = False  # every record is here: nobody will ask the policy any more
         self.most_ahead = min(_MOST_AHEAD, pool.slots // 4)
         self._trial = Trial(lookahead)
 
@@ -144,9 +147,9 @@ class ExpertStore:
         """
         self._take_over()
         self._rows, self._flows = rows, flows
-        self._stepping = (
-            rows <= MOST_ROWS and self.most_ahead > 0 and self.slots < self.layers * self.experts
-        )
+        if self.holds_all and not self._full:
+            self._full = not np.any(self._slots.table == NOTHING)
+        self._stepping = rows <= MOST_ROWS and self.most_ahead > 0 and not self.holds_all
         self._ahead = self._stepping and self._trial.begin()
         return self._ahead
 
@@ -166,7 +169,7 @@ class ExpertStore:
         """The step is over."""
         self.timeline.note(self._rows)
         if self._stepping:
-            self._trial.end()
+            self._trial.end(self._rows)
 
     def acquire(self, layer: int, ids: Ids, weights: Floats | None = None) -> Lease:
         """Lease the experts `ids` (`[R, K]`, or any shape for one row; repeats allowed) of a layer.
@@ -240,12 +243,30 @@ class ExpertStore:
             for i in range(count):
                 self._confront(first_layer + i, _distinct(ids[i]))
         self._note(first_layer, ids)
-        self._slots.spare_experts(first_layer, ids)
+        if not self._full:
+            self._slots.spare_experts(first_layer, ids)
         self.stats.hits += ids.size if rows == 1 else _distinct_in_each(ids)
         if self._mixed:
             for i, each in enumerate(ids):
                 slots = self._slots.table[first_layer + i].take(np.unique(each))
                 self.stats.lower.hits += int(np.count_nonzero(self.pool.tags[slots]))
+
+    def made_do(self, layer: int, ids: Ids) -> None:
+        """A layer has run with those of its experts, `[1, R, K]`, that were in memory: the others come for the next time."""
+        if self.holds_all:
+            self.used(layer, ids)
+            return
+        self._take_over()
+        distinct = _distinct(ids)
+        missing = distinct[self._slots.table[layer].take(distinct) == NOTHING]
+        self._confront(layer, distinct)
+        self._note(layer, ids)
+        self._slots.spare_experts(layer, ids)
+        self.stats.hits += len(distinct) - len(missing)
+        if len(missing):
+            self.stats.misses += len(missing)
+            self._counts.note_misses((missing + layer * self.experts).tolist())
+            self.expect(layer, ids)
 
     def close(self) -> None:
         """Stop reading, close the file, and let go of the pool's memory, also while something still holds the store."""
@@ -402,7 +423,8 @@ class ExpertStore:
         """Count uses and tell the policy. Done for many layers at a time: it costs as much as for one."""
         uses, self._uses, self._noted = self._uses, [], 0
         for first_layer, ids in _runs(uses):
-            self._policy.used(first_layer, ids)
+            if not self._full:
+                self._policy.used(first_layer, ids)
             self._counts.note(first_layer, ids)
 
 
@@ -416,6 +438,8 @@ def _distinct(ids: Ids) -> Ids:
 
 def _distinct_in_each(ids: Ids) -> int:
     """Distinct ids in each layer of `[n, R, K]`, all layers together."""
+    if ids.shape[1] <= MOST_ROWS:
+        return sum(len(set(each)) for each in ids.reshape(len(ids), -1).tolist())
     ordered = np.sort(ids.reshape(len(ids), -1), axis=1)
     return len(ids) + int(np.count_nonzero(ordered[:, 1:] != ordered[:, :-1]))
 

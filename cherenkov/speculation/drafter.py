@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cherenkov.errors import ConfigError
 from cherenkov.speculation.figures import DraftCounts
 from cherenkov.speculation.head import Head
-from cherenkov.speculation.lookup import Lookup
+from cherenkov.speculation.lookup import LENGTHS, Lookup
 from cherenkov.speculation.pace import Acceptance, Pace
 from cherenkov.trail import MOST_BEHIND
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Drafter", "Speculation"]
 
+_KINDS = {0: "", **{length: f"ngram{length}" for length in LENGTHS}}
+_SOURCES = {"mtp": "mtp", **dict.fromkeys(_KINDS.values(), "ngram")}
+
 
 class Drafter:
     """The drafts of one answer.
@@ -29,10 +32,12 @@ class Drafter:
         tokens: those of the step that comes, or was made.
         kind: of these: `mtp`, or `ngram` and the length of the ending that was looked up.
         found: what was looked up.
+        keeps: the head is to be kept in step, for its drafts may pay.
     """
 
-    def __init__(self, speculation: Speculation) -> None:
+    def __init__(self, speculation: Speculation, *, keeps: bool) -> None:
         """Use `Speculation.drafter`."""
+        self.keeps = keeps
         self._speculation = speculation
         self.acceptance = Acceptance(speculation.acceptance)
         self.tokens: list[int] = []
@@ -44,7 +49,11 @@ class Drafter:
         """What followed the last time that the text ended so, after the kind of draft that this is."""
         self._lookup.read(tokens, last)
         found, length = self._lookup.guess(most)
-        return f"ngram{length}", found
+        return _KINDS[length], found
+
+    def gain(self, most: int) -> list[float]:
+        """Tokens that a step with 0, 1, ... `most` such drafts will likely bring."""
+        return self.acceptance.tokens(self.kind, most) if self.kind else [1.0] * (most + 1)
 
     def decided(self) -> None:
         """The model said a token."""
@@ -53,7 +62,9 @@ class Drafter:
     def judged(self, depth: int, *, accepted: bool) -> None:
         """The model said its `depth`-th draft as well, or something else."""
         self.acceptance.judged(self.kind, depth, accepted=accepted)
-        self._speculation.counts.judged(self.kind.rstrip("234"), depth, accepted=accepted)
+        counts, source = self._speculation.counts, _SOURCES[self.kind]
+        counts.drafted[source][depth] += 1
+        counts.accepted[source][depth] += accepted
 
 
 class Drafting(Protocol):
@@ -79,6 +90,7 @@ class Speculation:
         drafts: for a step, at most; 0 to 3.
 
     Attributes:
+        is_on: there may be drafts.
         counts: what happened so far.
         acceptance: of all texts.
         pace: what steps take.
@@ -105,24 +117,21 @@ class Speculation:
         # Where a row's bits depend on its company, drafts could change what is said: they must be asked for.
         wanted = bool(drafts) and mode != "off" and (mode != "auto" or backend.rows_alike)
         self._most = drafts if wanted else 0
+        self.is_on = self._most > 0
         self._looks_up = mode in ("auto", "ngram")
         self._backend = backend
         self.clock = clock
         self._head: Head[Any] | None = None
         if wanted and network.drafts and mode != "ngram":
             self._head = Head(network, backend)
+        self._draft_s = 0.0  # in the step under way
         self.counts = DraftCounts()
         self.acceptance = Acceptance()
         self.pace = Pace(self._most)
 
-    @property
-    def is_on(self) -> bool:
-        """There may be drafts."""
-        return self._most > 0
-
     def drafter(self) -> Drafter:
         """For an answer that begins."""
-        return Drafter(self)
+        return Drafter(self, keeps=self.pace.text_begins())
 
     def ran(self, state: State[Any], rows: int, wide: Any, *, certain: bool) -> None:
         """The trunk has run the last rows of a sequence.
@@ -133,11 +142,24 @@ class Speculation:
             wide: what they left behind, `[rows, S*D]`.
             certain: they will not be taken back.
         """
-        if self._head is None:
+        if self._head is not None:
+            self._head.ran(state, rows, wide, certain=certain)
+
+    def remember(
+        self,
+        lanes: Sequence[Drafting],
+        parts: Sequence[tuple[State[Any], Sequence[int]]],
+        wide: Any,
+    ) -> None:
+        """The trunk has run a step of some lanes, the last rows of their sequences, and left `wide` `[R, S*D]`."""
+        head, at = self._head, 0
+        if head is None:
             return
-        self._head.ran(state, state.position - rows, rows, wide)
-        if certain and state.position - state.draft_position > MOST_BEHIND:
-            self._head.catch_up(state)
+        for lane, (state, tokens) in zip(lanes, parts, strict=True):
+            rows = len(tokens)
+            piece = wide if len(lanes) == 1 else self._backend.take(wide, range(at, at + rows))
+            head.ran(state, rows, piece, certain=not lane.drafter.tokens)
+            at += rows
 
     def catch_up(self, state: State[Any]) -> None:
         """Have the head read all that is certain, so that what it lacks is one row: before a state is kept for long."""
@@ -148,20 +170,23 @@ class Speculation:
         """Give each lane, whose next step is that of the token sampled last, its drafts (`Drafter.tokens`)."""
         for lane in lanes:
             lane.drafter.tokens = []
-            behind = lane.state.position - lane.state.draft_position
-            if self._head is not None and behind > MOST_BEHIND:
-                self._head.catch_up(lane.state)
+        if self.pace.rests(len(lanes)):
+            return
         most = min(self._most, max((lane.room for lane in lanes), default=0))
         if not most:
             return
-        gains = [self._choose(lane, most) for lane in lanes]
-        by_head = [lane for lane in lanes if lane.drafter.kind == "mtp"]
-        count = self.pace.drafts(gains, len(by_head), most)
-        for lane in lanes:
-            drafter = lane.drafter
-            drafter.tokens = drafter.found[: min(count, lane.room)]
-        able = [lane for lane in by_head if lane.room]
-        if count and able:
+        by_head = [lane for lane in lanes if self._choose(lane, most)]
+        count = self.pace.settled(len(lanes), most)
+        if count < 0:
+            gains = [lane.drafter.gain(most) for lane in lanes]
+            count = self.pace.drafts(gains, len(by_head), most)
+        if not count:
+            return
+        if len(by_head) < len(lanes):
+            for lane in lanes:
+                lane.drafter.tokens = lane.drafter.found[: min(count, lane.room)]
+        able = [lane for lane in by_head if lane.room] if len(by_head) > 1 else by_head
+        if able:
             self._ask_head(able, count)
 
     def verified(self, lanes: Sequence[Drafting], read_bytes: int, seconds: float | None) -> None:
@@ -170,14 +195,17 @@ class Speculation:
         Args:
             lanes: those that had drafts, or could have had.
             read_bytes: what was read of experts meanwhile.
-            seconds: what it took, drafting not counted; None if it was not of these lanes alone.
+            seconds: what it took, `propose` counted; None if it was not of these lanes alone.
         """
+        drafts = 0
         for lane in lanes:
-            self.counts.rows[len(lane.drafter.tokens)] += 1
+            count = len(lane.drafter.tokens)
+            self.counts.rows[count] += 1
+            drafts = max(drafts, count)
         self.counts.read_bytes += read_bytes
         if seconds is not None:
-            drafts = max(len(lane.drafter.tokens) for lane in lanes)
-            self.pace.took(len(lanes), drafts, seconds)
+            self.pace.took(len(lanes), drafts, seconds - self._draft_s)
+        self._draft_s = 0.0
 
     def _ask_head(self, lanes: Sequence[Drafting], count: int) -> None:
         assert self._head is not None
@@ -185,19 +213,28 @@ class Speculation:
         parts = [(lane.state, lane.pending[0]) for lane in lanes]
         for lane, guess in zip(lanes, self._head.draft(parts, count), strict=True):
             lane.drafter.tokens = guess[: lane.room]
-        self.pace.drafted(len(lanes), count, self.clock() - begun)
+        self._draft_s = self.clock() - begun
+        self.pace.drafted(len(lanes), count, self._draft_s)
         self.counts.head_rows = self._head.rows
 
-    def _choose(self, lane: Drafting, most: int) -> list[float]:
-        """Choose the kind of draft that promises a lane most. Returns the tokens it promises, by number of drafts."""
-        drafter, rate = lane.drafter, 0.0
-        drafter.kind, drafter.found, gain = "", [], [1.0] * (most + 1)
-        if self._head is not None and self._head.can_draft(lane.state):
-            drafter.kind, gain = "mtp", drafter.acceptance.tokens("mtp", most)
-            rate = gain[most] / (self.pace.seconds(most, head=True) or 1.0)
+    def _choose(self, lane: Drafting, most: int) -> bool:
+        """Choose the kind of draft that promises a lane most (`Drafter.kind`, and `found`). Is it one of the head's?"""
+        drafter, head, state = lane.drafter, self._head, lane.state
+        drafter.kind, drafter.found = "", []
+        if head is not None:
+            if state.position - state.draft_position > MOST_BEHIND:
+                head.catch_up(state)
+            if head.can_draft(state):
+                drafter.kind = "mtp"
         if self._looks_up:
-            kind, found = drafter.look_up(lane.state.tokens, lane.pending[0], most)
-            theirs = drafter.acceptance.tokens(kind, most)
-            if found and theirs[most] / (self.pace.seconds(most, head=False) or 1.0) >= rate:
-                drafter.kind, drafter.found, gain = kind, found, theirs
-        return gain
+            kind, found = drafter.look_up(state.tokens, lane.pending[0], most)
+            if found and (not drafter.kind or self._is_better(drafter, kind, most)):
+                drafter.kind, drafter.found = kind, found
+        return drafter.kind == "mtp"
+
+    def _is_better(self, drafter: Drafter, kind: str, most: int) -> bool:
+        """To look up promises more tokens a second than to ask the head."""
+        k = self.pace.likely(most)
+        tokens, theirs = (drafter.acceptance.tokens(each, k)[k] for each in ("mtp", kind))
+        seconds = [self.pace.seconds(k, head=head) for head in (True, False)]
+        return not all(seconds) or theirs * seconds[0] >= tokens * seconds[1]

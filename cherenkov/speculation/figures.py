@@ -35,11 +35,6 @@ class DraftCounts:
     read_bytes: int = 0
     head_rows: int = 0
 
-    def judged(self, source: str, depth: int, *, accepted: bool) -> None:
-        """A draft, the `depth`-th of its step counted from 0, was verified."""
-        self.drafted[source][depth] += 1
-        self.accepted[source][depth] += accepted
-
     @property
     def steps(self) -> int:
         """Steps of a sequence."""

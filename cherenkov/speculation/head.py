@@ -34,11 +34,13 @@ class Head(Generic[A]):
         self._backend = backend
         self.rows = 0
 
-    def ran(self, state: State[A], first: int, rows: int, wide: A) -> None:
-        """The trunk has run `rows` positions from `first` on and left `wide` `[rows, S*D]`."""
-        if state.trail.start < 0 and first > state.draft_position:
-            return  # out of step from the beginning: it stays so
-        state.trail.add(first, rows, wide)
+    def ran(self, state: State[A], rows: int, wide: A, *, certain: bool) -> None:
+        """The trunk has run the last `rows` positions and left `wide` `[rows, S*D]`; see `Speculation.ran`."""
+        assert state.draft is not None
+        position, read = len(state.tokens), state.draft.length
+        state.trail.add(position - rows, rows, wide, read)
+        if certain and position - read > MOST_BEHIND:
+            self.catch_up(state)
 
     def can_draft(self, state: State[A]) -> bool:
         """Its cache is in step, or can be brought into it."""
@@ -54,7 +56,7 @@ class Head(Generic[A]):
             pieces = [(last - first, self._backend.stack([piece for _, piece in pieces]))]
         for rows, piece in pieces:
             at = state.draft_position + 1
-            self._network.draft(Rows([(state, state.tokens[at : at + rows])]), piece)
+            self._network.draft(Rows([(state, state.tokens[at : at + rows])]), piece, ())
         state.trail.keep(last, last + 1, self._backend)
 
     def draft(self, parts: Sequence[tuple[State[A], int]], depth: int) -> list[list[int]]:
@@ -71,27 +73,14 @@ class Head(Generic[A]):
         runs: list[tuple[State[A], list[int]]] = []
         pieces: list[A] = []
         for state, following in parts:
-            first = min(state.draft_position, state.position - 1)
+            position = state.position
+            first = min(state.draft_position, position - 1)
             state.set_draft_position(first)
             runs.append((state, [*state.tokens[first + 1 :], following]))
-            pieces.extend(piece for _, piece in state.trail.between(first, state.position, backend))
+            pieces += [piece for _, piece in state.trail.between(first, position, backend)]
         rows = Rows(runs)
-        wide = network.draft(rows, backend.stack(pieces))
-        last = [segment.stop - 1 for segment in rows.segments]
-        self.rows += len(rows)
-        guesses: list[list[int]] = [[] for _ in parts]
-        for step in range(depth):
-            best = network.draft_tokens(wide, last).tolist()
-            for guess, token in zip(guesses, best, strict=True):
-                guess.append(token)
-            if step + 1 == depth:
-                break
-            wide = network.draft(
-                Rows([(state, [token]) for (state, _), token in zip(parts, best, strict=True)]),
-                backend.take(wide, last),
-            )
-            last = list(range(len(parts)))
-            self.rows += len(parts)
+        guesses = network.guess(rows, backend.stack(pieces), depth)
+        self.rows += len(rows) + (depth - 1) * len(parts)
         for state, _ in parts:
             state.set_draft_position(state.position)
             state.trail.forget(state.position - 1)

@@ -13,17 +13,18 @@ constexpr int run_tokens = 128;             // attended at a time; runs are merg
 constexpr int score_blocks = 256;           // scored at a time
 constexpr size_t batch_floats = 2'000'000;  // of scratch for partial results, which bounds the rows in flight
 
-// Rows of a call as projected.
+// Rows of a call as projected. All of them are remembered; those that ask, Q of them, may be fewer.
 struct Work {
-    float* queries;  // [R, H, 2, d]: query and gate of each head
+    float* queries;  // [Q, H, 2, d]: query and gate of each head
     float* index;    // [R, Hi + 1, di]: queries and the key
-    float* mixed;    // [R, H * d]
+    float* mixed;    // [Q, H * d]
 };
 
-// One row: where it stands, whose it is, which tokens it sees.
+// A row that asks: where it stands, whose it is, which tokens it sees.
 struct Query {
     const AttentionState* state;
-    int row;
+    int row;       // of all
+    int at;        // of those that ask
     int position;
     int complete;     // finished blocks it sees
     int count;        // tokens it attends to
@@ -50,8 +51,18 @@ void add_bias(Engine& e, float* x, const float* bias, size_t width, int rows) {
     for (int r = 0; r < rows; r++) e.k.add(x + static_cast<size_t>(r) * width, bias, static_cast<int>(width));
 }
 
-// Norm, rotation and scale of one row's queries, keys and index queries, in place.
-void prepare_row(Engine& e, const SparseAttention& w, float* queries, float* keys, float* index, Angles angles) {
+// Norm and rotation of one row's keys, in place.
+void prepare_keys(Engine& e, const SparseAttention& w, float* keys, Angles angles) {
+    const int half = static_cast<int>(w.frequencies.size());
+    for (int h = 0; h < w.kv_heads; h++) {
+        float* k = keys + static_cast<size_t>(h) * static_cast<size_t>(w.head_dim);
+        e.k.rms_norm(k, w.k_norm, w.head_dim, w.eps, k);
+        e.k.rotate(k, angles.cosines, angles.sines, half);
+    }
+}
+
+// Norm, rotation and scale of one row's queries and index queries, in place.
+void prepare_queries(Engine& e, const SparseAttention& w, float* queries, float* index, Angles angles) {
     const int half = static_cast<int>(w.frequencies.size());
     const auto dim = static_cast<size_t>(w.head_dim), index_dim = static_cast<size_t>(w.index_dim);
     const float shrink = 1.0F / std::sqrt(static_cast<float>(w.head_dim));
@@ -60,11 +71,6 @@ void prepare_row(Engine& e, const SparseAttention& w, float* queries, float* key
         e.k.rms_norm(q, w.q_norm, w.head_dim, w.eps, q);
         e.k.rotate(q, angles.cosines, angles.sines, half);
         e.k.scale(q, shrink, w.head_dim, q);
-    }
-    for (int h = 0; h < w.kv_heads; h++) {
-        float* k = keys + static_cast<size_t>(h) * dim;
-        e.k.rms_norm(k, w.k_norm, w.head_dim, w.eps, k);
-        e.k.rotate(k, angles.cosines, angles.sines, half);
     }
     for (int h = 0; h < w.index_heads; h++) {
         float* q = index + static_cast<size_t>(h) * index_dim;
@@ -182,7 +188,7 @@ private:
     // Heads lie [query | gate]; attention wants queries side by side.
     void gather(const Query& q, int i) {
         const auto dim = static_cast<size_t>(w_.head_dim), heads = static_cast<size_t>(w_.heads);
-        const float* from = work_.queries + static_cast<size_t>(q.row) * heads * 2 * dim;
+        const float* from = work_.queries + static_cast<size_t>(q.at) * heads * 2 * dim;
         for (size_t h = 0; h < heads; h++)
             std::memcpy(gathered_ + (static_cast<size_t>(i) * heads + h) * dim, from + h * 2 * dim, dim * 4);
     }
@@ -208,7 +214,7 @@ private:
         const Partial whole = partial(i * most_runs_);
         for (int run = 1; run < runs(q); run++) e_.k.merge(whole, partial(i * most_runs_ + run), group, w_.head_dim);
         for (int g = 0; g < group; g++) {
-            const auto head = static_cast<size_t>(q.row * w_.heads + kv * group + g);
+            const auto head = static_cast<size_t>(q.at * w_.heads + kv * group + g);
             float* out = work_.mixed + head * dim;
             e_.k.scale(whole.out + static_cast<size_t>(g) * dim, 1.0F / whole.sum[g], w_.head_dim, out);
             e_.k.times_sigmoid(out, work_.queries + head * 2 * dim + dim, w_.head_dim);
@@ -226,22 +232,35 @@ private:
 
 void sparse_attention(Engine& e, const SparseAttention& w, const float* x, int rows,
                       const std::vector<Span<AttentionState>>& spans, float* out) {
-    const auto n = static_cast<size_t>(rows), half = w.frequencies.size();
+    sparse_attention(e, w, x, rows, spans, nullptr, rows, out);
+}
+
+void sparse_attention(Engine& e, const SparseAttention& w, const float* x, int rows,
+                      const std::vector<Span<AttentionState>>& spans, const int32_t* ends, int asking, float* out) {
+    const auto n = static_cast<size_t>(rows), half = w.frequencies.size(), asks = static_cast<size_t>(asking);
     const auto query_width = static_cast<size_t>(w.heads * w.head_dim * 2);
     const auto kv_width = static_cast<size_t>(w.kv_heads * w.head_dim);
     const auto index_width = static_cast<size_t>((w.index_heads + 1) * w.index_dim);
     const auto index_dim = static_cast<size_t>(w.index_dim);
-    const Work work{e.scratch.take(n * query_width), e.scratch.take(n * index_width), e.scratch.take(n * query_width / 2)};
+    const Work work{e.scratch.take(asks * query_width), e.scratch.take(n * index_width),
+                    e.scratch.take(asks * query_width / 2)};
     float* keys = e.scratch.take(n * kv_width);
     float* values = e.scratch.take(n * kv_width);
-    Query* queries = e.scratch.take<Query>(n);
+    Query* queries = e.scratch.take<Query>(asks);
+    int* places = e.scratch.take<int>(n);  // of a row among those that ask, or -1
+    for (int r = 0; r < rows; r++) places[r] = ends == nullptr ? r : -1;
+    for (int i = 0; ends != nullptr && i < asking; i++) places[ends[i]] = i;
 
+    const float* asked = ends == nullptr ? x : gather(e, x, ends, asking, static_cast<size_t>(w.hidden));
     Inputs in(e, x, static_cast<size_t>(w.hidden), rows, w.hidden);
-    const Product projections[] = {{&w.q, &in, work.queries, query_width}, {&w.k, &in, keys, kv_width},
-                                   {&w.v, &in, values, kv_width}, {&w.index, &in, work.index, index_width}};
+    Inputs in_asked(e, asked, static_cast<size_t>(w.hidden), asking, w.hidden);
+    const Product projections[] = {{&w.q, ends == nullptr ? &in : &in_asked, work.queries, query_width},
+                                   {&w.k, &in, keys, kv_width}, {&w.v, &in, values, kv_width},
+                                   {&w.index, &in, work.index, index_width}};
+    const int first = asking != 0 ? 0 : 1;  // without queries, there is nothing for the first
     e.pool.ahead.expect({&w.o});
-    multiply(e, projections, 4);
-    add_bias(e, work.queries, w.q_bias, query_width, rows);
+    multiply(e, projections + first, 4 - first);
+    add_bias(e, work.queries, w.q_bias, query_width, asking);
     add_bias(e, keys, w.k_bias, kv_width, rows);
     add_bias(e, values, w.v_bias, kv_width, rows);
 
@@ -258,35 +277,40 @@ void sparse_attention(Engine& e, const SparseAttention& w, const float* x, int r
                 const auto row = static_cast<size_t>(span.start + i), at = static_cast<size_t>(span.position + i);
                 float* index = work.index + row * index_width;
                 set_angles(w, span.position + i, angles_of(thread));
-                prepare_row(e, w, work.queries + row * query_width, keys + row * kv_width, index, angles_of(thread));
+                prepare_keys(e, w, keys + row * kv_width, angles_of(thread));
                 std::memcpy(span.state.keys + at * kv_width, keys + row * kv_width, kv_width * 4);
                 std::memcpy(span.state.values + at * kv_width, values + row * kv_width, kv_width * 4);
                 std::memcpy(span.state.index_keys + at * index_dim, index + index_width - index_dim, index_dim * 4);
-                queries[row] = {&span.state, static_cast<int>(row), span.position + i, 0, 0, nullptr, nullptr};
+                if (places[row] < 0) continue;
+                const auto asks_at = static_cast<size_t>(places[row]);
+                prepare_queries(e, w, work.queries + asks_at * query_width, index, angles_of(thread));
+                queries[asks_at] = {&span.state, static_cast<int>(row), places[row], span.position + i, 0, 0, nullptr, nullptr};
             }
         });
         const int stop = span.position + span.stop - span.start;
         for (int b = span.position / w.block; b < stop / w.block; b++) finish_block(e, w, span.state, b, angles_of(0));
     }
 
+    if (asking == 0) return;
+
     int longest = 0;
     for (const auto& span : spans) longest = std::max(longest, span.position + span.stop - span.start);
     const int seen = std::min(longest, w.budget + w.block);
     const auto per_row = static_cast<size_t>((seen + run_tokens - 1) / run_tokens) * (query_width / 2) +
                          static_cast<size_t>(longest / w.block + seen);
-    const int batch = static_cast<int>(std::clamp<size_t>(batch_floats / per_row, 1, n));
+    const int batch = static_cast<int>(std::clamp<size_t>(batch_floats / per_row, 1, asks));
     Attention attention(e, w, work);
-    for (int r = 0; r < rows; r += batch) {
+    for (int r = 0; r < asking; r += batch) {
         const Scratch::Mark mark = e.scratch.mark();
-        attention.run(queries + r, std::min(batch, rows - r));
+        attention.run(queries + r, std::min(batch, asking - r));
         e.scratch.rewind(mark);
     }
 
-    Inputs mixed(e, work.mixed, query_width / 2, rows, static_cast<int>(query_width / 2));
+    Inputs mixed(e, work.mixed, query_width / 2, asking, static_cast<int>(query_width / 2));
     const Product output{&w.o, &mixed, out, static_cast<size_t>(w.hidden)};
     e.pool.ahead.expect(e.later);
     multiply(e, &output, 1);
-    add_bias(e, out, w.o_bias, static_cast<size_t>(w.hidden), rows);
+    add_bias(e, out, w.o_bias, static_cast<size_t>(w.hidden), asking);
 }
 
 }  // namespace cherenkov::cpu

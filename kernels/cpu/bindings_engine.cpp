@@ -283,6 +283,55 @@ public:
         run("fuse", [&](Engine& e) { cpu::fuse(e, w, table.w, tokens.data(), wide.data(), rows, out.data()); });
     }
 
+    // A step of the draft head, a trunk of one layer; false if an expert is missing. See ops.h.
+    bool draft(const HeldFuse& fuse, const Matrix& table, const HeldTrunk& trunk, const Ids& tokens, const Const<2>& wide,
+               const nb::sequence& spans, const Ids& ends, const Record& record, const Array<const uint8_t, 2>& pool,
+               const Array<const int32_t, 2>& slots, HeldMixture& held, const Array<int32_t, 2>& ids, const Out<2>& out,
+               const Record* lower, const std::optional<Tags>& tags) {
+        constexpr const char* op = "draft";
+        const int rows = side(tokens, 0), count = side(ends, 0);
+        engine(op);
+        const Busy busy(held);
+        const DraftHead head = draft_head(fuse, table, trunk, tokens, wide, true);
+        need(has_shape(out, {count, trunk.width}) && has_shape(ids, {count, trunk.top_k}), op, "shapes do not fit");
+        for (int i = 0; i < count; i++)
+            need(ends.data()[i] >= (i == 0 ? 0 : ends.data()[i - 1] + 1) && ends.data()[i] < rows, op, "rows must ascend");
+        const auto list = head_spans(trunk, spans, rows, 1);
+        const Residency here = checked_residency(trunk, checked_slots(record, pool, lower, tags, op), slots);
+        bool whole = false;
+        run(op, [&](Engine& e) {
+            whole = cpu::draft(e, head, tokens.data(), wide.data(), rows, list, ends.data(), count, here, held.mixture,
+                               ids.data(), out.data());
+        });
+        return whole;
+    }
+
+    // Tokens that the draft head guesses, `found` [depth, spans]; false if an expert is missing, and `all` are needed. See
+    // ops.h.
+    bool guess(const HeldFuse& fuse, const Matrix& table, const HeldTrunk& trunk, const HeldHead& last, const Ids& tokens,
+               const Const<2>& wide, const nb::sequence& spans, const Record& record, const Array<const uint8_t, 2>& pool,
+               const Array<const int32_t, 2>& slots, HeldMixture& held, const Array<int32_t, 2>& found,
+               const Array<int32_t, 3>& ids, bool all, const Record* lower, const std::optional<Tags>& tags) {
+        constexpr const char* op = "guess";
+        const int rows = side(tokens, 0), depth = side(found, 0), count = side(found, 1);
+        engine(op);
+        const Busy busy(held);
+        const DraftHead head = draft_head(fuse, table, trunk, tokens, wide, all);
+        need(last.w.mixer.hidden * last.w.mixer.streams == trunk.width && has_shape(ids, {depth, count, trunk.top_k}), op,
+             "shapes do not fit");
+        const auto list = head_spans(trunk, spans, rows, depth);
+        need(list.size() == static_cast<size_t>(count), op, "every sequence has its guesses");
+        for (const auto& s : list) need(s.start < s.stop, op, "every sequence has a row");
+        const Residency here = checked_residency(trunk, checked_slots(record, pool, lower, tags, op), slots);
+        bool whole = false;
+        run(op, [&](Engine& e) {
+            residual_.resize(static_cast<size_t>(count) * static_cast<size_t>(trunk.width));
+            whole = cpu::guess(e, head, last.w, tokens.data(), wide.data(), rows, list, depth, here, held.mixture,
+                               {found.data(), ids.data(), residual_.data()});
+        });
+        return whole;
+    }
+
     void logits(const HeldHead& held, const Const<2>& wide, const Ids& rows, const Out<2>& out) {
         need_rows(held, wide, rows, "logits");
         need(has_shape(out, {side(rows, 0), held.w.matrix.rows}), "logits", "shapes do not fit");
@@ -296,6 +345,27 @@ public:
     }
 
 private:
+    std::vector<float> residual_;  // of the draft head; written in turn
+
+    static DraftHead draft_head(const HeldFuse& fuse, const Matrix& table, const HeldTrunk& trunk, const Ids& tokens,
+                                const Const<2>& wide, bool all) {
+        constexpr const char* op = "draft";
+        const int rows = side(tokens, 0), width = fuse.w.hidden * fuse.w.streams;
+        need_tokens(tokens, table.w.rows, op);
+        need(trunk.layers.size() == 1 && trunk.layers[0].attention != nullptr, op, "a draft head is one layer with attention");
+        need(rows > 0 && table.w.cols == fuse.w.hidden && trunk.width == width && has_shape(wide, {rows, width}), op,
+             "shapes do not fit");
+        return {&fuse.w, &table.w, trunk.layers.data(), all};
+    }
+
+    // Those of the head's only layer, each with room for `more` rows less one behind its own.
+    static std::vector<Span<AttentionState>> head_spans(const HeldTrunk& trunk, const nb::sequence& spans, int rows, int more) {
+        std::vector<Span<AttentionState>> list;
+        for (const auto& s : checked_spans(trunk, spans, rows, "draft", more - 1))
+            list.push_back({s.start, s.stop, s.position, s.state->layers[0].attention});
+        return list;
+    }
+
     template <typename A>
     static void need_injecting(const HeldResidual& read, const A& wide, const char* operation) {
         need(read.w.inject.rows != 0, operation, "a final mixer injects nothing");
@@ -358,6 +428,12 @@ void bind_engine(nb::module_& m) {
              arg().noconvert().none() = nb::none(), arg().none() = nb::none())
         .def("likely", &HeldEngine::likely, arg(), arg(), arg(), arg().noconvert(), arg().noconvert())
         .def("fuse", &HeldEngine::fuse, arg(), arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
+        .def("draft", &HeldEngine::draft, arg(), arg(), arg(), arg().noconvert(), arg().noconvert(), arg(), arg().noconvert(),
+             arg(), arg().noconvert(), arg().noconvert(), arg(), arg().noconvert(), arg().noconvert(),
+             arg().none() = nb::none(), arg().noconvert().none() = nb::none())
+        .def("guess", &HeldEngine::guess, arg(), arg(), arg(), arg(), arg().noconvert(), arg().noconvert(), arg(), arg(),
+             arg().noconvert(), arg().noconvert(), arg(), arg().noconvert(), arg().noconvert(), arg(),
+             arg().none() = nb::none(), arg().noconvert().none() = nb::none())
         .def("logits", &HeldEngine::logits, arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
         .def("argmax", &HeldEngine::argmax, arg(), arg().noconvert(), arg().noconvert(), arg().noconvert());
 }

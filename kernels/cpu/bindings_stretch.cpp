@@ -119,23 +119,29 @@ HeldMemory make_memory(const nb::object& trunk, const nb::sequence& states, cons
 
 }  // namespace
 
+std::vector<Span<const Memory*>> checked_spans(const HeldTrunk& trunk, const nb::sequence& spans, int rows,
+                                               const char* operation, int more) {
+    std::vector<Span<const Memory*>> found;
+    for (const nb::handle item : spans) {
+        const auto t = span_tuple(item, operation);
+        const auto& held = nb::cast<const HeldMemory&>(t[3]);
+        need(held.trunk == &trunk, operation, "a sequence belongs to another trunk");
+        found.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]), &held.memory});
+        const auto& span = found.back();
+        need_span(span, rows, operation);
+        need(span.position + span.stop - span.start + more <= held.tokens, operation, "the cache is full");
+    }
+    need_cover(found, rows, operation);
+    return found;
+}
+
 Reach checked_reach(const HeldTrunk& trunk, int first, int last, const nb::sequence& spans, const Out<2>& wide,
                     const nb::sequence& features, const Array<int32_t, 3>& ids) {
     const int rows = side(wide, 0), count = static_cast<int>(trunk.layers.size());
     need(first >= 0 && first < last && last <= count, op, "there are no such layers");
     need(rows > 0 && side(wide, 1) == trunk.width && has_shape(ids, {last - first, rows, trunk.top_k}), op,
          "shapes do not fit");
-    Reach reach;
-    for (const nb::handle item : spans) {
-        const auto t = span_tuple(item, op);
-        const auto& held = nb::cast<const HeldMemory&>(t[3]);
-        need(held.trunk == &trunk, op, "a sequence belongs to another trunk");
-        reach.spans.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]), &held.memory});
-        const auto& span = reach.spans.back();
-        need_span(span, rows, op);
-        need(span.position + span.stop - span.start <= held.tokens, op, "the cache is full");
-    }
-    need_cover(reach.spans, rows, op);
+    Reach reach{checked_spans(trunk, spans, rows, op), {}};
     need(nb::len(features) == trunk.layers.size(), op, "every layer has features, or None");
     for (int i = 0; i < count; i++) {
         const Layer& layer = trunk.layers[static_cast<size_t>(i)];

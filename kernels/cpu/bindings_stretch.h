@@ -105,6 +105,9 @@ struct Reach {
     std::vector<Span<const Memory*>> spans;
     std::vector<const float*> features;  // by layer
 };
+// `more` rows must fit the caches behind these.
+std::vector<Span<const Memory*>> checked_spans(const HeldTrunk&, const nb::sequence& spans, int rows, const char* operation,
+                                               int more = 0);
 Reach checked_reach(const HeldTrunk&, int first, int last, const nb::sequence& spans, const Out<2>& wide,
                     const nb::sequence& features, const Array<int32_t, 3>& ids);
 using Tags = Array<const uint8_t, 1>;

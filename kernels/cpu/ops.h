@@ -29,6 +29,9 @@ struct Taps {
     Taps(const float* by_channel, int channels, int taps);
 };
 
+// Rows of an array [R, width], side by side in scratch memory.
+const float* gather(Engine&, const float* x, const int32_t* chosen, int count, size_t width);
+
 // tokens[R] -> wide [R, S*D]. Tokens must be in [0, V).
 void embed(Engine&, const Weights& table, int streams, const int32_t* tokens, int rows, float* wide);
 // One row of a matrix as float32.
@@ -119,11 +122,17 @@ struct SparseAttention {
 // Projections; rotation and cache; block scores where the context exceeds the budget; attention; output.
 void sparse_attention(Engine&, const SparseAttention&, const float* x, int rows,
                       const std::vector<Span<AttentionState>>&, float* out);
+// The same with `out` [count, D] of the rows `ends` only; what the others are good for is the cache.
+void sparse_attention(Engine&, const SparseAttention&, const float* x, int rows,
+                      const std::vector<Span<AttentionState>>&, const int32_t* ends, int count, float* out);
 
 // read_residual; mixer; inject. In place.
 void mix(Engine&, const GatedResidual&, const DeltaNet&, float* wide, int rows, const std::vector<Span<DeltaState>>&);
 void mix(Engine&, const GatedResidual&, const SparseAttention&, float* wide, int rows,
          const std::vector<Span<AttentionState>>&);
+// The same with `out` [count, S*D] of the rows `ends` only; `wide` stays.
+void mix(Engine&, const GatedResidual&, const SparseAttention&, const float* wide, int rows,
+         const std::vector<Span<AttentionState>>&, const int32_t* ends, int count, float* out);
 
 struct Ple {
     Weights key, value;
@@ -261,5 +270,27 @@ struct Head {
 void logits(Engine&, const Head&, const float* wide, const int32_t* chosen, int count, float* out);
 // The most likely token of each; ties to the lowest.
 void argmax(Engine&, const Head&, const float* wide, const int32_t* chosen, int count, int32_t* out);
+
+// The draft head's entry and its only layer.
+struct DraftHead {
+    const DraftFuse* fuse;
+    const Weights* table;  // the embedding
+    const Layer* layer;    // with attention
+    bool all;              // it needs every expert; else those count as nothing that are not in memory
+};
+// tokens[R] that follow rows whose residuals are `wide` [R, S*D]: all go into the caches, and of the rows `ends` come the
+// head's residuals, out [count, S*D], and their experts, ids [count, K]. False if it lacks one: then the choice is in `m`.
+bool draft(Engine&, const DraftHead&, const int32_t* tokens, const float* wide, int rows,
+           const std::vector<Span<AttentionState>>&, const int32_t* ends, int count, const Residency&, Mixture& m,
+           int32_t* ids, float* out);
+// A chain of drafts: the most likely token after each span's last row, then the one after that, and so on, as often as
+// `depth` says. False if an expert is missing that it needs.
+struct Guesses {
+    int32_t* tokens;  // [depth, spans]
+    int32_t* ids;     // [depth, spans, K]
+    float* wide;      // [spans, S*D], for its own use; may not be the input
+};
+bool guess(Engine&, const DraftHead&, const Head&, const int32_t* tokens, const float* wide, int rows,
+           std::vector<Span<AttentionState>>, int depth, const Residency&, Mixture& m, Guesses);
 
 }  // namespace cherenkov::cpu

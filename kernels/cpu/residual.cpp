@@ -58,14 +58,14 @@ void mix_with(Engine& e, const GatedResidual& w, float* wide, int rows, std::ini
     inject(e, wide, mixed, gain, rows, w.streams, w.hidden);
 }
 
-const float* gather(Engine& e, const float* wide, const int32_t* chosen, int count, size_t width) {
+}  // namespace
+
+const float* gather(Engine& e, const float* x, const int32_t* chosen, int count, size_t width) {
     float* rows = e.scratch.take(static_cast<size_t>(count) * width);
     for (int i = 0; i < count; i++)
-        std::memcpy(rows + static_cast<size_t>(i) * width, wide + static_cast<size_t>(chosen[i]) * width, width * 4);
+        std::memcpy(rows + static_cast<size_t>(i) * width, x + static_cast<size_t>(chosen[i]) * width, width * 4);
     return rows;
 }
-
-}  // namespace
 
 void dequantise_row(const Weights& w, int row, float* out) {
     const auto at = static_cast<size_t>(row);
@@ -166,6 +166,22 @@ void mix(Engine& e, const GatedResidual& read, const DeltaNet& w, float* wide, i
 void mix(Engine& e, const GatedResidual& read, const SparseAttention& w, float* wide, int rows,
          const std::vector<Span<AttentionState>>& spans) {
     mix_with(e, read, wide, rows, {&w.q, &w.k, &w.v, &w.index}, [&](const float* x, float* out) { sparse_attention(e, w, x, rows, spans, out); });
+}
+
+void mix(Engine& e, const GatedResidual& read, const SparseAttention& w, const float* wide, int rows,
+         const std::vector<Span<AttentionState>>& spans, const int32_t* ends, int count, float* out) {
+    const auto hidden = static_cast<size_t>(read.hidden), streams = static_cast<size_t>(read.streams);
+    float* block = e.scratch.take(static_cast<size_t>(rows) * hidden);
+    float* mixed = e.scratch.take(static_cast<size_t>(count) * hidden);
+    float* gain = e.scratch.take(static_cast<size_t>(rows) * streams);
+    const Scratch::Mark mark = e.scratch.mark();
+    read_residual(e, read, wide, rows, block, gain, {&w.k, &w.v, &w.index});
+    e.scratch.rewind(mark);
+    sparse_attention(e, w, block, rows, spans, ends, count, mixed);
+    e.scratch.rewind(mark);
+    if (count == 0) return;
+    std::memcpy(out, gather(e, wide, ends, count, hidden * streams), static_cast<size_t>(count) * hidden * streams * 4);
+    inject(e, out, mixed, gather(e, gain, ends, count, streams), count, read.streams, read.hidden);
 }
 
 void fuse(Engine& e, const DraftFuse& w, const Weights& table, const int32_t* tokens, const float* wide, int rows,

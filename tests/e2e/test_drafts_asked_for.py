@@ -72,7 +72,7 @@ def test_a_backend_whose_rows_depend_on_each_other_must_be_asked(glow_store):
         assert model.stats().drafts is None
         alone = model.generate("Once upon a time", raw=True, max_tokens=8, ignore_eos=True)
     with Model.load(glow_store, speculate="mtp", drafts=2, **options) as model:
-        model.responder.loaded.speculation.pace.drafts = lambda _gains, _heads, most: most
+        model.responder.loaded.speculation.pace.fixed = 3
         assert model.generate("Once upon a time", raw=True, max_tokens=8, ignore_eos=True) == alone
         drafts = model.stats().drafts
         assert 0 < sum(drafts.accepted["mtp"]) < sum(drafts.drafted["mtp"])
@@ -89,7 +89,7 @@ def test_rows_that_stay_are_run_again_where_they_cannot_be_taken_back(glow_store
     options = {"backend": "reference", "context_tokens": 64, "speculate": "mtp", "drafts": 3}
     with Model.load(glow_store, **options) as model:
         loaded = model.responder.loaded
-        loaded.speculation.pace.drafts = lambda _gains, _heads, most: most
+        loaded.speculation.pace.fixed = 3
         prompt = model.encode_prompt("Once upon a time", raw=True)
         lane = Lane(loaded, prompt, Wanted(Sampling(temperature=1.0, seed=1), frozenset(), 10))
         other, stepper = loaded.network.new_state(64), Stepper(loaded)

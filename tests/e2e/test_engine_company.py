@@ -245,7 +245,8 @@ def test_drafts_go_on_in_company_and_after_a_hit(glow_store, tmp_path, mode):
     loading = {"backend": "native", "context_tokens": 256, "speculate": mode, "drafts": 2}
     limits = Limits(prefix_cache_dir=str(tmp_path / "prefixes"))
     with Model.load(glow_store, sequences=4, **loading) as model:
-        counts = model.responder.loaded.speculation.counts
+        speculation = model.responder.loaded.speculation
+        speculation.pace.fixed, counts = 2, speculation.counts
         for _ in range(2):  # the second time all of it comes from the files
             with Engine(model, limits) as engine:
                 for cached in (False, True):

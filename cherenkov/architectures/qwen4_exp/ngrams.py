@@ -53,7 +53,7 @@ class NgramHash:
         if count <= _FEW:
             both = [*tail, *tokens.tolist()]
             ends = range(len(both) - count + 1, len(both) + 1)
-            return np.concatenate([self._row(both[:end]) for end in ends])
+            return np.array([self._row(both[:end]) for end in ends], dtype=np.int64)
         history = [self.eos] * (reach - len(tail)) + tail
         sequence = np.array([*history, *tokens.tolist()], dtype=np.int64)
         ago = np.array(
@@ -68,20 +68,25 @@ class NgramHash:
         ids: Int64s = np.remainder(by_head, self.sizes) + self.offsets
         return ids
 
-    def _row(self, sequence: list[int]) -> Int64s:
-        """As `rows`, for the last token of `sequence`: whole numbers of Python cost a quarter of small arrays."""
+    def _row(self, sequence: list[int]) -> list[int]:
+        """As `rows`, for the last token of `sequence`: whole numbers of Python cost a tenth of small arrays."""
         mixed, ended = sequence[-1] * self._factors[0], False
-        found = []
-        for ago, factor in enumerate(self._factors[1:], 2):
+        found: list[int] = []
+        for ago, heads in enumerate(self._heads, 2):
             token = sequence[-ago] if ago <= len(sequence) else self.eos
             ended = ended or token == self.eos
-            mixed ^= (self.eos if ended else token) * factor
-            found.append(
-                (mixed + _HALF) % _WHOLE - _HALF
-            )  # products wrap at 64 bits; so does what is made of them
-        by_head = np.array(found, dtype=np.int64).repeat(len(self.sizes) // max(1, len(found)))
-        ids: Int64s = np.remainder(by_head, self.sizes) + self.offsets
-        return ids.reshape(1, -1)
+            mixed ^= (self.eos if ended else token) * self._factors[ago - 1]
+            # Products wrap at 64 bits, and so does what is made of them.
+            wrapped = (mixed + _HALF) % _WHOLE - _HALF
+            found += [wrapped % size + offset for size, offset in heads]
+        return found
+
+    @cached_property
+    def _heads(self) -> list[list[tuple[int, int]]]:
+        """Size and offset of each head, by n-gram order."""
+        pairs = list(zip(self.sizes.tolist(), self.offsets.tolist(), strict=True))
+        each = len(pairs) // max(1, self.context_tokens)
+        return [pairs[i * each : (i + 1) * each] for i in range(self.context_tokens)]
 
     @cached_property
     def _factors(self) -> list[int]:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from cherenkov.backends.base import AttentionState, Backend, Block, Choice, DeltaNet, Floats, Ids
+from cherenkov.backends.base import (
+    AttentionState,
+    Backend,
+    Block,
+    Choice,
+    DeltaNet,
+    DraftHead,
+    Floats,
+)
 from cherenkov.experts.lookahead import NextRouter
 from cherenkov.state import Rows, State
 
@@ -75,6 +83,10 @@ class Qwen4Exp(Generic[M, A]):
         self.experts = experts
         self.tables = tables
         self.predict: Predictor = NextRouter(ops)
+        head = weights.draft
+        self._drafts = (
+            None if head is None else DraftHead(head.fuse, head.layer, weights.embedding, head.head)
+        )
 
     @property
     def drafts(self) -> bool:
@@ -126,36 +138,81 @@ class Qwen4Exp(Generic[M, A]):
         """Logits `[len(rows), V]` of chosen rows of a residual."""
         return self.ops.logits(self.weights.head, wide, rows)
 
-    def draft(self, rows: Rows[A], wide: A) -> A:
+    def draft(self, rows: Rows[A], wide: A, ends: Sequence[int] | None = None) -> A:
         """Run the draft head over positions it has not seen.
 
         Args:
             rows: for each position p, the token at p + 1.
             wide: the trunk's residual at p, `[R, S*D]`; to chain drafts, the head's own from the row before.
+            ends: rows to give the residual of, ascending; all if left out. The others are there to be looked back at.
 
         Returns:
-            The head's residual `[R, S*D]`, of which `draft_logits` predicts the token at p + 2.
+            The head's residual `[len(ends), S*D]`, of which `draft_logits` predicts the token at p + 2.
 
         Source: published MTP semantics; transformers has no implementation.
         """
-        head, spans = self.weights.draft, rows.draft()
+        head, experts = self.weights.draft, self.experts
         assert head is not None
-        embedding, experts = self.weights.embedding, self.experts
         wide, ids, choice = self.ops.draft_step(
-            head.fuse, head.layer, embedding, rows.tokens, wide, spans, experts
+            head.fuse,
+            head.layer,
+            self.weights.embedding,
+            rows.tokens,
+            wide,
+            rows.draft(),
+            experts,
+            range(len(rows)) if ends is None else ends,
         )
-        experts.used(head.layer.index, ids)
-        return wide if choice is None else self._mixture(head.layer, wide, choice)
+        if choice is not None:
+            return self._mixture(head.layer, wide, choice)
+        if ids.size:
+            experts.used(head.layer.index, ids)
+        return wide
+
+    def guess(self, rows: Rows[A], wide: A, depth: int) -> list[list[int]]:
+        """Chain drafts.
+
+        Args:
+            rows: as for `draft`, of one or several sequences.
+            wide: as well.
+            depth: tokens to guess for each sequence.
+
+        Returns:
+            What may come after the last token of each: `depth` tokens.
+        """
+        head, experts, drafts = self.weights.draft, self.experts, self._drafts
+        assert head is not None
+        assert drafts is not None
+        found = self.ops.guess(
+            drafts,
+            rows.tokens,
+            wide,
+            rows.draft(),
+            experts,
+            depth,
+            # What a draft says is verified: where experts come and go, one without them now beats the best one later.
+            partial=not experts.holds_all,
+        )
+        if found is not None:
+            best, ids = found
+            experts.made_do(head.layer.index, ids.reshape(1, -1, ids.shape[2]))
+            chains: list[list[int]] = best.T.tolist()
+            return chains
+        tokens: list[list[int]] = [[] for _ in rows.segments]
+        ends: Sequence[int] = [s.stop - 1 for s in rows.segments]
+        for _ in range(depth):
+            wide = self.draft(rows, wide, ends)
+            best = self.ops.argmax(head.head, wide, range(len(ends))).tolist()
+            for chain, token in zip(tokens, best, strict=True):
+                chain.append(token)
+            rows = Rows([(s.state, [token]) for s, token in zip(rows.segments, best, strict=True)])
+            ends = range(len(best))
+        return tokens
 
     def draft_logits(self, wide: A, rows: Sequence[int]) -> A:
         """Logits `[len(rows), V]` of the draft head's residual."""
         assert self.weights.draft is not None
         return self.ops.logits(self.weights.draft.head, wide, rows)
-
-    def draft_tokens(self, wide: A, rows: Sequence[int]) -> Ids:
-        """The most likely token of each of these rows of the draft head's residual, `[len(rows)]`."""
-        assert self.weights.draft is not None
-        return self.ops.argmax(self.weights.draft.head, wide, rows)
 
     def new_state(self, context_tokens: int) -> State[A]:
         """An empty sequence that can grow to `context_tokens`."""
