@@ -317,7 +317,7 @@ def batch(args: argparse.Namespace) -> dict[str, Any]:
         found["resident"] = _rounds(args, server.url)
     llama = args.peers.llama_build / "bin/llama-server"
     if llama.exists():
-        with theirs(args.peers, gguf_of(files)) as server:
+        with theirs(args.peers, gguf_of(args.peers, files, "Q4_0")) as server:
             found["llama.cpp"] = _rounds(args, server.url, ids=False)
     if args.limit:
         with limit(_LIMIT_MB) as group:
