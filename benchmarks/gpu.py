@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py PART OUT
 
-PART is probe, table, glow, speed or decode; `benchmarks/gpu.sh` runs several, each in a process of its own. OUT/PART.json is
+PART is probe, table, glow, times, speed or decode; `benchmarks/gpu.sh` runs several, each in a process of its own. OUT/PART.json is
 written after every finding. Without a GPU, `GPU_BACKEND=mlx` tries the script itself on the CPU.
 """
 # ruff: noqa: PLC0415 - each part imports what it needs, so that the others run where that is missing
@@ -20,6 +20,7 @@ import numpy as np
 from gpu_decode import decode
 from gpu_parts import BACKEND, HIDDEN, INTER, Findings, backend, copy_rate, on_owner
 from gpu_speed import speed
+from gpu_times import times
 
 # --- probe --------------------------------------------------------------------------------------------------------
 
@@ -226,5 +227,12 @@ if __name__ == "__main__":
 
         run_alone(Path(os.environ["PAYLOAD"]) / "alone", out)
     else:
-        parts = {"probe": probe, "table": table, "glow": glow, "speed": speed, "decode": decode}
+        parts = {
+            "probe": probe,
+            "table": table,
+            "glow": glow,
+            "speed": speed,
+            "times": times,
+            "decode": decode,
+        }
         parts[part](Findings(out / f"{part}.json"))

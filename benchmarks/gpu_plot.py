@@ -14,7 +14,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from plots import _OTHERS, _OURS, _STYLE, IMAGES
 
-PARTS = ("probe", "alone", "table", "glow", "speed", "decode")
+PARTS = ("probe", "alone", "table", "glow", "times", "speed", "decode")
 
 
 def gather(out: Path, target: Path) -> None:
@@ -27,34 +27,38 @@ def gather(out: Path, target: Path) -> None:
     target.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def shares(speed: dict[str, Any]) -> list[tuple[str, float, float]]:
-    """Name, share of the roofline and microseconds of everything that has one."""
+def shares(times: dict[str, Any]) -> list[tuple[str, list[float]]]:
+    """Percent of 4.8 TB/s of each kernel: in a chain, side by side, and of reading alone in either."""
     rows = []
-    for name, value in speed.items():
-        if not isinstance(value, dict):
+    for name, value in times.items():
+        if not isinstance(value, dict) or "in a chain" not in value:
             continue
-        for part, timing in (("", value), *((f", {k}", v) for k, v in value.items())):
-            if isinstance(timing, dict) and "share_of_4.8e12" in timing:
-                rows.append((name + part, 100 * timing["share_of_4.8e12"], timing["us"]))
+        ways = [value["in a chain"], value["side by side"]]
+        rate = value["bytes"] / 4.8e12 * 1e8  # over microseconds: percent
+        rows.append((name, [rate / w[k] for k in ("us", "us_of_reading_alone") for w in ways]))
     return rows
 
 
 def draw(run: dict[str, Any], folder: Path = IMAGES) -> Path:
-    """Bars of what each operation reads a second, as a share of 4.8 TB/s."""
-    rows = shares(run["speed"])[::-1]
+    """What each kernel reads a second, as a share of 4.8 TB/s, beside what reading alone gives."""
+    rows = shares(run["times"])[::-1]
+    places = range(len(rows))
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(8, 0.6 + 0.3 * len(rows)), layout="constrained")
+        figure = Figure(figsize=(8, 1 + 0.42 * len(rows)), layout="constrained")
         axes = figure.subplots()
-        stock = [name.startswith(("gather_qmm", "bf16")) for name, _, _ in rows]
-        bars = axes.barh(
-            [name for name, _, _ in rows],
-            [share for _, share, _ in rows],
-            color=[_OTHERS if each else _OURS for each in stock],
-        )
-        axes.bar_label(bars, [f"{us:.0f} µs" for _, _, us in rows], padding=3)
+        for at, (shift, label, color) in enumerate(
+            ((-0.2, "one after the other", _OTHERS), (0.2, "side by side", _OURS))
+        ):
+            where = [p - shift for p in places]
+            axes.barh(where, [v[at] for _, v in rows], 0.38, color=color, label=label)
+            reads = [v[2 + at] for _, v in rows]
+            marks = "reading alone" if at else None
+            axes.plot(reads, where, "|", color="black", markersize=9, label=marks)
+        axes.set_yticks(list(places), [name for name, _ in rows])
         axes.axvline(60, color="black", linewidth=0.8, linestyle=":")
         axes.set_xlim(0, 100)
-        axes.set_xlabel("bytes a second, % of 4.8 TB/s; grey: MLX's own operations")
+        axes.set_xlabel("bytes a second, % of 4.8 TB/s")
+        axes.legend(loc="lower right")
         path = folder / "gpu-operations.svg"
         figure.savefig(path, metadata={"Date": None}, facecolor="white")
     path.write_text("\n".join(line.rstrip() for line in path.read_text().split("\n")))

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from cherenkov.experts.store import ExpertStore
     from cherenkov.inspection import inspect
     from cherenkov.model import Model
-    from cherenkov.packing.verify import verify
-    from cherenkov.preparation import prepare
+    from cherenkov.preparation import prepare, verify
     from cherenkov.sampling import Sampling
 
 __all__ = [
@@ -67,7 +66,7 @@ _HOME = {
     "Usage": "cherenkov.chat.replies",
     "inspect": "cherenkov.inspection",
     "prepare": "cherenkov.preparation",
-    "verify": "cherenkov.packing.verify",
+    "verify": "cherenkov.preparation",
 }
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
+import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +35,15 @@ __all__ = [
     "places",
     "prepare_mlx",
     "read_table",
+    "reason_of",
     "server_variables",
 ]
 
 PREFIX = "CHERENKOV_"
 FILE_LIMIT_BYTES = 64 << 10
+SERVER_FILE = "cherenkov.toml"
+"""The server's settings, in the folder of ours; see `cherenkov_server.config`."""
+_SHOULD = re.compile(r"^[A-Z][a-z]+ should ")
 _SERVER_SECTIONS = ("SERVER_", "LIMITS_", "DEFAULTS_", "EXPERTS_")
 
 
@@ -139,7 +145,7 @@ class Settings(BaseModel):
 class ModelOptions(TypedDict, total=False):
     """Options of `Model.load`: the settings of these names.
 
-    backend: `auto`, `native`, `reference`.
+    backend: `auto`, `native`, `mlx`, `metal`, `cuda`, `reference`.
     context_tokens: longest sequence, in tokens.
     memory_gb: memory of the whole process.
     pool: memory for experts: `"adaptive"`, `"max"`, or GB.
@@ -207,10 +213,11 @@ def prepare_mlx() -> None:
     """Set what MLX reads from the environment when it starts; what the user has set stays.
 
     Each kernel that reads the pool counts all of it towards a command buffer, which MLX would hand over after
-    every such kernel: by default at 40 to 50 million elements.
+    every such kernel: by default at 40 to 50 million elements. On NVIDIA a GPU that gets work in small portions begins
+    sooner, while the host prepares the next.
     """
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "1000000")
-    os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "200")
+    os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "200" if sys.platform == "darwin" else "20")
 
 
 def load_settings(**arguments: object) -> Settings:
@@ -237,10 +244,13 @@ def places(**arguments: object) -> list[Place]:
     """Every path that the program uses, with what decided it. Raises as `load_settings`."""
     data = next(origin for origin in explain(**arguments) if origin.key == "data_dir")
     assert isinstance(data.value, Path)
+    config = _config_file()
     return [
-        _config_file(),
+        config,
+        Place("server", config.path.with_name(SERVER_FILE), config.source),
         Place("data", data.value, data.source),
         Place("stores", data.value / "stores", "in data"),
+        Place("cache", cache_folder(), _base_folder("XDG_CACHE_HOME", ".cache")[1]),
     ]
 
 
@@ -264,12 +274,23 @@ def _validate(gathered: dict[str, Origin]) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         origin = gathered[str(first["loc"][0])]
-        reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        reason = reason_of(first["msg"])
         raise ConfigError(origin.key, origin.value, reason, source=origin.source) from None
+
+
+def reason_of(message: str) -> str:
+    """Why a value was refused: of Pydantic's words those that say it, to stand behind a setting's or parameter's name."""
+    reason = _SHOULD.sub("must ", message.removeprefix("Value error, "))
+    for end in (" after validation", ", unable to parse"):
+        reason = reason.partition(end)[0]
+    return reason.replace("must be '', ", "must be ")  # empty stands for the default
 
 
 def _unknown(origin: Origin) -> ConfigError:
     known = sorted(Settings.model_fields)
+    if isinstance(origin.value, dict) and f"{origin.key.upper()}_" in _SERVER_SECTIONS:
+        reason = f"is a section of the server's settings: it belongs in {SERVER_FILE}, beside this"
+        return ConfigError(origin.key, origin.value, reason, source=origin.source)
     near = difflib.get_close_matches(origin.key.lower(), known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
     return ConfigError(origin.key, origin.value, f"no such setting; {hint}", source=origin.source)

@@ -83,6 +83,9 @@ class Engine:
 
     def __init__(self, model: Model | Callable[[], Model], limits: Limits | None = None) -> None:
         """Take a model, or what makes one: that is called in the engine's thread, and its model closed with the engine."""
+        if not callable(model) and not hasattr(model, "responder"):
+            reason = "must be a Model, or a function that loads one"
+            raise RequestError(f"model = {model!r:.60}: {reason}", param="model")
         self._limits = limits or Limits()
         self._given = model
         self._changed = threading.Condition()  # guards all that follows
@@ -98,6 +101,7 @@ class Engine:
         self._recent_s: deque[float] = deque(maxlen=32)  # how long answers took
         self._batch: Batch | None = None
         self._files: PrefixFiles[Any] | None = None
+        self._stirred = False  # something changed since the owner looked
         limits = self._limits
         self._sessions = Sessions(
             limits.max_sessions, limits.session_history_bytes, limits.session_idle_s
@@ -285,6 +289,7 @@ class Engine:
 
     def _wake(self) -> None:
         with self._changed:
+            self._stirred = True
             self._changed.notify_all()
 
     def _admit(self, name: str) -> None:
@@ -361,9 +366,16 @@ class Engine:
                 if self._state == "loading":
                     self._state = "ready"
                 self._changed.notify_all()
-            self._run(batch)
+            end: BaseException = Cancelled("the engine is closed")
+            try:
+                self._run(batch)
+            except BaseException as error:  # noqa: BLE001 - else whoever waits would wait for ever
+                end = in_our_words(error)
+                with self._changed:
+                    self._state, self._error = "failed", end
+                    self._changed.notify_all()
             prompts.join()
-            self._end_all(batch)
+            self._end_all(batch, end)
         finally:
             if made is not None:
                 made.close()
@@ -372,22 +384,26 @@ class Engine:
         busy = False
         while not self._is_stopping():
             with self._changed:
-                if not busy and not self._prepared:
+                if not busy and not self._prepared and not self._stirred:
                     self._changed.wait(_IDLE_S)
+                self._stirred = False
                 while self._prepared:
                     batch.line.add(self._prepared.popleft())
-            busy = batch.turn()
-            if not busy:
-                batch.cache.sweep()
+            try:
+                busy = batch.turn()
+                if not busy:
+                    batch.cache.sweep()
+            except Exception as error:  # noqa: BLE001 - nobody knows whose it is, and others will come
+                busy = False
+                batch.fail_all(error)
 
-    def _end_all(self, batch: Batch) -> None:
+    def _end_all(self, batch: Batch, error: BaseException) -> None:
         """The engine is closed: whatever is under way ends, wherever it is."""
-        closed = Cancelled("the engine is closed")
-        batch.fail_all(closed)
+        batch.fail_all(error)
         with self._changed:
             left = list(self._jobs.values())
         for job in left:
-            self._end_unprepared(job, closed)
+            self._end_unprepared(job, error)
         if self._files is not None:
             for point in batch.cache.points():
                 self._files.put(point, wait=True)
@@ -404,7 +420,8 @@ class Engine:
             self._files = PrefixFiles(
                 limits.prefix_cache_dir,
                 limits.prefix_cache_disk_bytes,
-                f"{model.responder.fingerprint} {__version__} {model.backend_name}",
+                f"{model.responder.fingerprint} {__version__} {model.backend_name} "
+                f"{model.experts.approximations}",
                 loaded.backend,
                 loaded.network.new_state(1),
             )
@@ -453,8 +470,10 @@ class Engine:
         if job.turn is not None:
             self._sessions.release(job.turn)
         with self._changed:
-            if self._jobs.pop(job.ticket.id, None) is not None and job.begun:
-                self._recent_s.append(time.monotonic() - job.begun)
+            if self._jobs.get(job.ticket.id) is job:
+                del self._jobs[job.ticket.id]
+                if job.begun:
+                    self._recent_s.append(time.monotonic() - job.begun)
             self._changed.notify_all()
 
 

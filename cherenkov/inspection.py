@@ -10,6 +10,7 @@ from cherenkov.architectures import family_of
 from cherenkov.backends import create
 from cherenkov.backends.base import Options
 from cherenkov.checkpoint.documents import is_there
+from cherenkov.checkpoint.shards import hub_hint
 from cherenkov.config import load_settings
 from cherenkov.errors import CapacityError, ConfigError, ModelError, ModelNotFound
 from cherenkov.packing.lowbit import WIDTHS, Names, open_lowbit
@@ -61,7 +62,9 @@ def inspect(
         return _store(folder, settings)
     if is_checkpoint(folder):
         return _checkpoint(folder, bits, settings)
-    raise ModelNotFound(os.fspath(path), [str(folder)], "there is neither a store nor a checkpoint")
+    name = os.fspath(path)
+    hint = f"there is neither a store nor a checkpoint{hub_hint(name)}"
+    raise ModelNotFound(name, [str(folder)], hint)
 
 
 def _store(folder: Path, settings: Settings) -> dict[str, Any]:

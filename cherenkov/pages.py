@@ -55,19 +55,19 @@ def read_page(
         drafting: the draft head has read them too.
     """
     arrays = tuple(
-        backend.copy(cache[first:last])
-        for cache, first, last in _rows(state, start, stop, drafting=drafting)
+        backend.page(getattr(part, name), first, last)
+        for part, name, first, last in _rows(state, start, stop, drafting=drafting)
     )
     return Page(start, stop, arrays, size_of(arrays))
 
 
-def fill_page(state: State[A], page: Page[A]) -> None:
+def fill_page(state: State[A], page: Page[A], backend: Backend[Any, A]) -> None:
     """Write a page into the caches of a sequence of the same model. Lengths are the caller's to set."""
     rows = list(_rows(state, page.start, page.stop, drafting=False))
     if len(page.arrays) > len(rows):
         rows = list(_rows(state, page.start, page.stop, drafting=True))
-    for array, (cache, first, last) in zip(page.arrays, rows, strict=True):
-        cache[first:last] = array
+    for array, (part, name, first, _last) in zip(page.arrays, rows, strict=True):
+        setattr(part, name, backend.fill(getattr(part, name), first, array))
 
 
 def size_of(arrays: Iterable[Any]) -> int:
@@ -77,16 +77,17 @@ def size_of(arrays: Iterable[Any]) -> int:
 
 def page_bytes(state: State[Any], start: int, stop: int, *, drafting: bool) -> int:
     """What a page would take."""
-    return sum(
-        (last - first) * (cache.nbytes // cache.shape[0])
-        for cache, first, last in _rows(state, start, stop, drafting=drafting)
+    caches = (
+        (getattr(part, name), last - first)
+        for part, name, first, last in _rows(state, start, stop, drafting=drafting)
     )
+    return sum(rows * (cache.nbytes // cache.shape[0]) for cache, rows in caches)
 
 
 def _rows(
     state: State[Any], start: int, stop: int, *, drafting: bool
-) -> Iterator[tuple[Any, int, int]]:
-    """Every cache, and which of its rows belong to the tokens `start:stop`."""
+) -> Iterator[tuple[AttentionState[Any], str, int, int]]:
+    """Every cache, by its part and name, and which of its rows belong to the tokens `start:stop`."""
     for layer in state.layers:
         if isinstance(layer, AttentionState):
             yield from _of(layer, start, stop)
@@ -96,7 +97,9 @@ def _rows(
         yield from _of(state.draft, *behind)
 
 
-def _of(part: AttentionState[Any], start: int, stop: int) -> Iterator[tuple[Any, int, int]]:
-    for cache in (part.keys, part.values, part.index_keys):
-        yield cache, start, stop
-    yield part.block_keys, start // part.block, stop // part.block
+def _of(
+    part: AttentionState[Any], start: int, stop: int
+) -> Iterator[tuple[AttentionState[Any], str, int, int]]:
+    for name in ("keys", "values", "index_keys"):
+        yield part, name, start, stop
+    yield part, "block_keys", start // part.block, stop // part.block

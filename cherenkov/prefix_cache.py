@@ -64,7 +64,7 @@ class Point(Generic[A]):
         """Bring an empty sequence here."""
         assert not state.tokens, "a fresh sequence"
         for page in self.pages:
-            fill_page(state, page)
+            fill_page(state, page, backend)
         state.tokens = self.tokens.tolist()
         state.restore(self.snapshot, backend)
 
@@ -270,9 +270,10 @@ class PrefixCache(Generic[A]):
             self._evict()
 
     def clear(self) -> None:
-        """Let go of everything; whoever is told of what leaves is told."""
-        while self._held:
-            self._evict()
+        """Let go of everything."""
+        for name in list(self._held):
+            self._drop(name)
+            self.counts.evictions += 1
 
     def _make_room(self, state: State[A], keys: list[bytes], own: int, *, drafting: bool) -> bool:
         """Evict until a point fits. False if it never could."""

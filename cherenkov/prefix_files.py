@@ -1,8 +1,8 @@
 """Points of sequences on disk: what the prefix cache had to let go of, and what it held when it was closed.
 
-One file a point: magic, length of the header, header (JSON), arrays. The header names the store, the release and the
-backend that the point belongs to, and has a checksum of the arrays; a file that is not as it was written is removed, and
-its prompt is read anew. Owners are written as a hash. Files are written by a thread of their own.
+One file a point: magic, length and checksum of the header, header (JSON), arrays. The header names the store, the release
+and the backend that the point belongs to, and has a checksum of the arrays; a file that is not as it was written is removed,
+and its prompt is read anew. Owners are written as a hash. Files are written by a thread of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import xxhash
 
 from cherenkov.backends.base import AttentionState
 from cherenkov.errors import ConfigError, CorruptModel, DiskError
-from cherenkov.packing.durable import write_file
+from cherenkov.packing.durable import remove_abandoned, write_file
 from cherenkov.pages import PAGE_TOKENS, Page, size_of
 from cherenkov.prefix_cache import Point, goes_on, name_of
 from cherenkov.state import Snapshot
@@ -42,12 +42,15 @@ __all__ = ["FileCounts", "PrefixFiles"]
 
 A = TypeVar("A")
 
-_MAGIC = b"CHKVPFX1"
+_MAGIC = b"CHKVPFX2"
 _SUFFIX = ".prefix"
-_MOST_HEADER_BYTES = 1 << 20
+_MOST_HEADER_BYTES = 16 << 20
+"""It lists every array: 50,000 of them at the longest context."""
 _MOST_WAITING = 2
 """Points that may wait to be written: they still take memory."""
 _DTYPES = {"float32", "float16", "int32", "uint8", "int8"}
+_MALFORMED = (LookupError, TypeError, ValueError, StopIteration, OverflowError, RecursionError)
+"""What reading a file raises that somebody else has written."""
 
 
 @dataclass(slots=True)
@@ -100,7 +103,8 @@ class PrefixFiles(Generic[A]):
         self._folder = Path(folder)
         self._limit_bytes, self._belongs = limit_bytes, belongs
         self._backend = backend
-        self._recurrent = template.snapshot(backend).recurrent
+        snapshot = template.snapshot(backend)
+        self._recurrent, self._cached = snapshot.recurrent, set(snapshot.lengths)
         self._caches = [
             cache
             for part in [*template.layers, template.draft]
@@ -156,8 +160,8 @@ class PrefixFiles(Generic[A]):
         for file in sorted(fitting, key=lambda f: -len(f.tokens)):
             try:
                 point = self._read(file, owner)
-            except (OSError, CorruptModel):
-                self.counts.damaged += 1
+            except (OSError, CorruptModel) as error:  # it may have had to go meanwhile
+                self.counts.damaged += not isinstance(error, FileNotFoundError)
                 self._remove(file)
                 continue
             self.counts.loaded += 1
@@ -188,6 +192,7 @@ class PrefixFiles(Generic[A]):
                 "prefix_cache_dir", str(folder), "must be a folder of this user's, and no link"
             )
         folder.chmod(0o700)
+        remove_abandoned(folder / f"*{_SUFFIX}")
         for path in sorted(folder.glob(f"*{_SUFFIX}")):
             file = self._header(path)
             if file is not None:
@@ -211,7 +216,7 @@ class PrefixFiles(Generic[A]):
                 found.st_size,
                 found.st_mtime_ns,
             )
-        except (OSError, CorruptModel, LookupError, TypeError, ValueError):
+        except (OSError, CorruptModel, *_MALFORMED):
             self.counts.damaged += 1
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -256,13 +261,12 @@ class PrefixFiles(Generic[A]):
             name, point, arrays = item
             try:
                 self._write(name, point, arrays)
-            except DiskError:
+            except (DiskError, MemoryError):
                 self.counts.unwritten += 1
             del point, arrays, item
 
     def _write(self, name: str, point: Point[A], arrays: list[NDArray[Any]]) -> None:
-        size = size_of(arrays) + _MOST_HEADER_BYTES
-        if size > self._limit_bytes:
+        if size_of(arrays) > self._limit_bytes:
             return
         views = [np.ascontiguousarray(a).reshape(-1).view(np.uint8).data for a in arrays]
         total = xxhash.xxh3_64()
@@ -281,7 +285,9 @@ class PrefixFiles(Generic[A]):
         }
         text = json.dumps(header, separators=(",", ":")).encode()
         path = self._folder / name
-        write_file(path, [_MAGIC, len(text).to_bytes(8, "little"), text, *views])
+        lead = b"".join([_MAGIC, len(text).to_bytes(8, "little"), _sum_of(text)])
+        write_file(path, [lead, text, *views])
+        size = len(lead) + len(text) + size_of(arrays)
         file = _File(path, header["owner"], point.tokens, header["complete"], size, 0)
         with self._lock:
             self._files[name] = file
@@ -293,23 +299,26 @@ class PrefixFiles(Generic[A]):
     def _read(self, file: _File, owner: str) -> Point[A]:
         """Raises OSError, CorruptModel."""
         path = file.path
-        with _opened(path) as stream:
-            header = _read_header(path, stream)
-            arrays, total = [], xxhash.xxh3_64()
-            for kind, shape in header["arrays"]:
-                array = _array(path, stream, kind, shape, file.size_bytes)
-                total.update(array.reshape(-1).view(np.uint8).data)
-                arrays.append(array)
-        if f"{total.intdigest():016x}" != header["sum"]:
-            raise CorruptModel(path, "damaged: the checksum does not match")
         try:
+            with _opened(path) as stream:
+                header = _read_header(path, stream)
+                arrays, total = [], xxhash.xxh3_64()
+                for kind, shape in header["arrays"]:
+                    array = _array(path, stream, kind, shape, file.size_bytes)
+                    total.update(array.reshape(-1).view(np.uint8).data)
+                    arrays.append(array)
+            if f"{total.intdigest():016x}" != header["sum"]:
+                raise CorruptModel(path, "damaged: the checksum does not match")
             return self._point(owner, header, arrays)
-        except (LookupError, TypeError, ValueError, StopIteration) as error:
+        except _MALFORMED as error:
             raise CorruptModel(path, f"malformed: {error!r:.200}") from error
 
     def _point(self, owner: str, header: dict[str, Any], arrays: list[NDArray[Any]]) -> Point[A]:
         left = iter(arrays)
         tokens = next(left)
+        lengths = {str(name): int(length) for name, length in header["lengths"].items()}
+        if set(lengths) != self._cached or len(header["pages"]) != -(-len(tokens) // PAGE_TOKENS):
+            raise ValueError("caches of another model")
         place = self._backend.array
         recurrent = {
             name: replace(
@@ -333,7 +342,6 @@ class PrefixFiles(Generic[A]):
             [(int(first), int(rows), place(next(left))) for first, rows in header["trail"]]
         )
         logits = next(left) if header["complete"] else None
-        lengths = {str(name): int(length) for name, length in header["lengths"].items()}
         own = (
             tokens.nbytes
             + trail.size_bytes
@@ -373,6 +381,10 @@ def _rows_of(array: NDArray[Any], cache: Any) -> NDArray[Any]:
     return array
 
 
+def _sum_of(text: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(text)
+
+
 def _hidden(owner: str) -> str:
     return hashlib.blake2b(owner.encode(), digest_size=16).hexdigest()
 
@@ -382,7 +394,7 @@ def _array(path: Path, stream: Any, kind: str, shape: list[int], most: int) -> N
     if kind not in _DTYPES:
         raise CorruptModel(path, f"holds {kind!r:.40}")
     count = math.prod(shape)
-    if not 0 < count * np.dtype(kind).itemsize <= most:
+    if min(shape) < 0 or count * np.dtype(kind).itemsize > most:
         raise CorruptModel(path, f"an array of {shape!r:.80}")
     array = np.fromfile(stream, np.dtype(kind), count)
     if array.size != count:
@@ -391,17 +403,21 @@ def _array(path: Path, stream: Any, kind: str, shape: list[int], most: int) -> N
 
 
 def _opened(path: Path) -> Any:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would keep us
+    descriptor = os.open(path, flags)
     return os.fdopen(descriptor, "rb")
 
 
 def _read_header(path: Path, stream: Any) -> dict[str, Any]:
-    start = stream.read(16)
-    length = int.from_bytes(start[8:], "little")
-    if start[:8] != _MAGIC or len(start) != 16 or length > _MOST_HEADER_BYTES:
+    start = stream.read(24)
+    length = int.from_bytes(start[8:16], "little")
+    if start[:8] != _MAGIC or len(start) != 24 or length > _MOST_HEADER_BYTES:
         raise CorruptModel(path, "is no point of a sequence")
+    text = stream.read(length)
+    if _sum_of(text) != start[16:]:
+        raise CorruptModel(path, "damaged: the header's checksum does not match")
     try:
-        header = json.loads(stream.read(length))
+        header = json.loads(text)
     except ValueError as error:
         raise CorruptModel(path, "malformed header") from error
     if not isinstance(header, dict):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cherenkov.architectures import family_of
 from cherenkov.checkpoint.documents import CONFIG_LIMIT_BYTES, checked_path, is_file, read_object
-from cherenkov.checkpoint.shards import fingerprint, has_draft_head
+from cherenkov.checkpoint.shards import fingerprint, has_draft_head, hub_hint
 from cherenkov.checkpoint.source import Checkpoint, open_checkpoint
 from cherenkov.config import load_settings
 from cherenkov.errors import ConfigError, DiskError, ModelError, ModelNotFound
@@ -19,6 +19,8 @@ from cherenkov.packing.lower import lower
 from cherenkov.packing.pack import pack
 from cherenkov.packing.plan import make_plan
 from cherenkov.packing.store import MANIFEST, PackedStore
+from cherenkov.packing.verify import Report
+from cherenkov.packing.verify import verify as verify_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +34,7 @@ __all__ = [
     "locate",
     "open_source",
     "prepare",
+    "verify",
 ]
 
 DEMO = "demo"
@@ -63,6 +66,22 @@ def locate(
         resolved = folder.resolve()
         return _prepared(resolved, resolved.name, on_event, data_dir)
     raise _not_found(selector, folder)
+
+
+def verify(path: str | os.PathLike[str], on_event: Listener = ignore) -> Report:
+    """Compare every byte of a store with its checksums, and name what differs.
+
+    Args:
+        path: the folder of a store, or `"demo"`, whose store is made first if there is none.
+        on_event: told of progress.
+
+    Raises:
+        ModelNotFound: if there is no store.
+        UnsupportedModel: if a later release wrote it.
+        DiskError: if the system refuses to read.
+    """
+    is_demo = checked_path("path", path) == DEMO
+    return verify_store(locate(path, on_event) if is_demo else expanded(path), on_event)
 
 
 def demo_folder() -> Path:
@@ -261,6 +280,6 @@ def _not_found(selector: str | os.PathLike[str], folder: Path) -> ModelNotFound:
             [str(folder / MANIFEST), str(folder / "config.json")],
             "the folder holds neither a store nor a checkpoint",
         )
-    return ModelNotFound(
-        os.fspath(selector), [str(folder)], f'give the folder of a store or checkpoint, or "{DEMO}"'
-    )
+    name = os.fspath(selector)
+    hint = f'give the folder of a store or checkpoint, or "{DEMO}"{hub_hint(name)}'
+    return ModelNotFound(name, [str(folder)], hint)

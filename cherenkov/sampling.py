@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "LEAST_REPETITION",
+    "MAX_BIASES",
     "Candidates",
     "Occurrences",
     "Sampling",
@@ -41,6 +43,8 @@ __all__ = [
 ]
 
 MAX_BIASES = 1024
+LEAST_REPETITION = 1e-3
+"""Logits are divided by it, and must stay numbers."""
 _NOTHING = Occurrences()
 _BIASES_KEPT = 64
 _REALS = (
@@ -93,8 +97,9 @@ class Sampling:
         for name in ("presence_penalty", "frequency_penalty"):
             check_real(name, getattr(self, name), -2, 2, "a number from -2 to 2")
         repetition = self.repetition_penalty
-        if not is_real(repetition) or not 0 < repetition <= 10:
-            raise refused("repetition_penalty", repetition, "a number above 0 and at most 10")
+        if not is_real(repetition) or not LEAST_REPETITION <= repetition <= 10:
+            words = f"a number from {LEAST_REPETITION:g} to 10 (1 does nothing)"
+            raise refused("repetition_penalty", repetition, words)
         self._set("logit_bias", checked_biases(self.logit_bias, MAX_BIASES))
         for (
             name

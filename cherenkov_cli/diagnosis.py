@@ -54,6 +54,7 @@ class Diagnosis:
     backends: list[dict[str, Any]] = field(default_factory=list)
     chosen_backend: str | None = None
     native: dict[str, Any] = field(default_factory=dict)
+    kernels: dict[str, Any] = field(default_factory=dict)
     settings: list[dict[str, Any]] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     partials: list[Partial] = field(default_factory=list)
@@ -83,6 +84,7 @@ def diagnose(given: Mapping[str, Any] | None = None) -> Diagnosis:
         _look_at_settings,
         _look_at_backends,
         _look_at_native,
+        _look_at_kernels,
         _look_at_data,
     ):
         try:
@@ -145,6 +147,19 @@ def _look_at_native(found: Diagnosis, given: Mapping[str, Any]) -> None:
         found.native["read_bandwidth_bytes_s"] = read_bandwidth(found.native["threads"])
     except CherenkovError as error:
         found.native["not_measured"] = str(error)
+
+
+def _look_at_kernels(found: Diagnosis, _given: Mapping[str, Any]) -> None:
+    """The GPU's kernels, and which compilers that need no GPU are here for them."""
+    from cherenkov.backends.kernel_catalogue import KERNELS
+    from cherenkov.backends.shader_builds import tool
+
+    found.kernels = {
+        "names": list(KERNELS),
+        "emulator": tool("g++", "c++") is not None,
+        "address_spaces": tool("clang++", "clang") is not None,
+        "nvcc": tool("nvcc") is not None,
+    }
 
 
 def _detail(backend: Backend[Any, Any]) -> str:

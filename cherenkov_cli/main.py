@@ -71,24 +71,26 @@ class Commands(click.Group):
             from click.shell_completion import shell_complete
 
             ctx.exit(shell_complete(self, {}, "cherenkov", _COMPLETE, asked))
-        if args and args[0] not in {*_COMMANDS, "--help", "--version"}:
+        if args and args[0] not in {*_COMMANDS, "--help", "-h", "--version"}:
             self._refuse_slips(ctx, args)
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
     def _refuse_slips(self, ctx: click.Context, args: list[str]) -> None:
-        """One word alone is no model and prompt: most likely a command, misspelt."""
-        if len(args) == 1 and not args[0].startswith("-"):
-            import difflib
+        """What is most likely a command, misspelt: a word alone, which is no model and prompt, or one that is nearly a command."""
+        if args[0].startswith("-"):
+            return
+        import difflib
 
-            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+        near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+        if len(args) == 1 or (near and not os.path.lexists(args[0])):
             hint = f"did you mean {near[0]!r}?" if near else "write MODEL PROMPT, or a command."
             raise click.UsageError(f"No such command {args[0]!r}: {hint}", ctx)
 
 
 @click.group(
     cls=Commands,
-    context_settings={"help_option_names": ["--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
     options_metavar="",
     subcommand_metavar="COMMAND | MODEL PROMPT",
     epilog="Every command explains itself: cherenkov COMMAND --help",

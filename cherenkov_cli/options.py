@@ -26,7 +26,7 @@ _TOOLS_LIMIT_BYTES = 16 << 20
 
 _ENGINE = (
     click.option("--max-ctx", type=int, metavar="TOKENS", help="Longest prompt and answer."),
-    click.option("--backend", metavar="NAME", help="auto, native or reference."),
+    click.option("--backend", metavar="NAME", help="auto, native, mlx, metal, cuda or reference."),
     click.option("--threads", type=int, metavar="N", help="Compute threads; 0 is one a core."),
     click.option("--pool-gb", metavar="GB", help="Memory for experts: a size, adaptive or max."),
     click.option("--experts", type=int, metavar="BITS", help="3 or 2: experts that prepare made."),
@@ -42,12 +42,25 @@ _SAMPLING = (
     click.option("--temperature", type=float, default=0.0, help="0, the default, is greedy."),
     click.option("--top-k", type=int, default=0, help="Keep the K most likely tokens; 0 is all."),
     click.option(
-        "--top-p", type=float, default=1.0, help="Keep the likeliest of this probability."
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="Keep the likeliest that together have this probability.",
     ),
-    click.option("--min-p", type=float, default=0.0, help="Keep what is as likely, relatively."),
+    click.option(
+        "--min-p",
+        type=float,
+        default=0.0,
+        help="Keep what has this share of the likeliest's probability.",
+    ),
     click.option("--presence-penalty", type=float, default=0.0, help="Once for each used token."),
     click.option("--frequency-penalty", type=float, default=0.0, help="For each use of a token."),
-    click.option("--repetition-penalty", type=float, default=1.0, help="Divides logits of used."),
+    click.option(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        help="Above 1: divides logits of used tokens.",
+    ),
     click.option("--logit-bias", multiple=True, metavar="ID=BIAS", help="Favour a token; repeats."),
     click.option("--seed", type=int, help="Same seed, same answer."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeats."),

@@ -1,8 +1,9 @@
 """The server's settings: TOML in sections, and what overrides it.
 
 Each setting is taken from the first of these that has it: flags of the command, `CHERENKOV_<SECTION>_<KEY>` in the
-environment, the file (`--config`, or `cherenkov.toml` in the configuration folder), the built-in default. A key that nobody
-knows is an error, with a suggestion.
+environment, the file (`--config`, or `cherenkov.toml` in the configuration folder), the library's setting of the same
+meaning (`CHERENKOV_POOL`, or `pool` in `config.toml`), the built-in default. A key that nobody knows is an error, with a
+suggestion.
 """
 
 from __future__ import annotations
@@ -14,11 +15,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from cherenkov.config import Origin, config_folder, read_table, server_variables
+from cherenkov.config import (
+    SERVER_FILE,
+    Origin,
+    Settings,
+    config_folder,
+    explain,
+    places,
+    read_table,
+    reason_of,
+    server_variables,
+)
 from cherenkov.errors import ConfigError
+from cherenkov.sampling import LEAST_REPETITION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = [
     "Defaults",
@@ -27,13 +39,26 @@ __all__ = [
     "SamplingDefaults",
     "ServerConfig",
     "ServerSettings",
+    "inherited",
     "load_config",
     "written",
 ]
 
-FILE_NAME = "cherenkov.toml"
 _SECTION_LISTS = {"server.cors_origins", "server.allowed_hosts"}
 """Settings that are lists; in the environment their items stand with commas between."""
+_OF_THE_LIBRARY = {
+    "memory_gb": "limits.memory_gb",
+    "context_tokens": "limits.context_tokens",
+    "prefix_cache_mib": "limits.prefix_cache_mib",
+    "sequences": "limits.active_requests",
+    "experts": "experts.resident_bits",
+    "miss_experts": "experts.miss_bits",
+    "cut_weak": "experts.cut_weak",
+    "pool": "experts.pool_gb",
+    "drafts": "server.drafts",
+    "speculate": "server.speculate",
+}
+"""Settings of the library that the server has too, by their keys here. What is set for `run` and `chat` holds here as well."""
 
 
 class _Section(BaseModel):
@@ -160,7 +185,7 @@ class SamplingDefaults(_Section):
     """-1 takes one from the operating system for every request."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION, le=10)] = 1.0
 
     def options(self) -> dict[str, Any]:
         """As options of the library."""
@@ -230,7 +255,8 @@ def load_config(
     """
     gathered = {key: Origin(key, default, "built-in") for key, default in _leaves(ServerConfig, "")}
     asked = [Origin(key, value, "flag") for key, value in (flags or {}).items()]
-    for origin in (*_from_file(path), *_from_environment(gathered), *asked):
+    library = _from_library()
+    for origin in (*library, *_from_file(path), *_from_environment(gathered), *asked):
         if origin.key not in gathered:
             raise _unknown(origin, list(gathered))
         gathered[origin.key] = origin
@@ -239,8 +265,8 @@ def load_config(
     return config, [Origin(k, _value(config, k), o.source) for k, o in gathered.items()]
 
 
-def written(origins: list[Origin]) -> str:
-    """Settings as TOML, each with where it comes from."""
+def written(origins: Sequence[Origin], library: Sequence[Origin] = ()) -> str:
+    """Settings as TOML, each with where it comes from; those of the library, which have a file of their own, as comments."""
     lines: list[str] = []
     section = ""
     for origin in origins:
@@ -248,9 +274,33 @@ def written(origins: list[Origin]) -> str:
         if here != section:
             section = here
             lines += ([""] if lines else []) + [f"[{section}]"]
-        setting = f"{key} = {json.dumps(origin.value, ensure_ascii=False)}"
-        lines.append(f"{setting:<40} # {origin.source}")
+        lines.append(_line(key, origin))
+    if library:
+        lines += ["", f"# Shared with run and chat: from {places()[0].path} or CHERENKOV_<KEY>"]
+        lines += [f"# {_line(origin.key, origin)}" for origin in library]
     return "\n".join(lines)
+
+
+def _line(key: str, origin: Origin) -> str:
+    value = str(origin.value) if isinstance(origin.value, Path) else origin.value
+    setting = f"{key} = {json.dumps(value, ensure_ascii=False)}"
+    return f"{setting:<40} # {origin.source}"
+
+
+def inherited(options: Mapping[str, object] | None = None) -> list[Origin]:
+    """The library's other settings, which hold for the server too.
+
+    Args:
+        options: of `Model.load`, that flags gave.
+
+    Raises:
+        ConfigError: if one makes no sense.
+    """
+    return [
+        Origin(o.key, o.value, "flag" if o.source == "argument" else o.source)
+        for o in explain(**dict(options or {}))
+        if o.key not in _OF_THE_LIBRARY
+    ]
 
 
 def _leaves(kind: type[BaseModel], prefix: str) -> Iterator[tuple[str, object]]:
@@ -263,8 +313,17 @@ def _leaves(kind: type[BaseModel], prefix: str) -> Iterator[tuple[str, object]]:
             yield f"{prefix}{name}", field.default
 
 
+def _from_library() -> list[Origin]:
+    """What the user has set for the library."""
+    return [
+        Origin(_OF_THE_LIBRARY[origin.key], origin.value, origin.source)
+        for origin in explain()
+        if origin.key in _OF_THE_LIBRARY and origin.source != "built-in"
+    ]
+
+
 def _from_file(path: str | Path | None) -> list[Origin]:
-    place = config_folder() / FILE_NAME if path is None else Path(path)
+    place = config_folder() / SERVER_FILE if path is None else Path(path)
     table = read_table(place)
     if table is None:
         if path is not None:
@@ -307,7 +366,7 @@ def _validate(gathered: Mapping[str, Origin]) -> ServerConfig:
         first = error.errors()[0]
         steps = [str(step) for step in first["loc"]]
         key = next(k for n in range(len(steps), 0, -1) if (k := ".".join(steps[:n])) in gathered)
-        reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        reason = reason_of(first["msg"])
         origin = gathered[key]
         raise ConfigError(key, origin.value, reason, source=origin.source) from None
 
@@ -322,7 +381,15 @@ def _check_exclusive(gathered: Mapping[str, Origin]) -> None:
 
 def _unknown(origin: Origin, known: list[str]) -> ConfigError:
     near = difflib.get_close_matches(origin.key, known, n=1, cutoff=0.5)
-    last = [k for k in known if k.rpartition(".")[2] == origin.key.rpartition(".")[2]]
+    word = origin.key.rpartition(".")[2]
+    last = [k for k in known if k.rpartition(".")[2] == word]
+    if not last and word in _OF_THE_LIBRARY:
+        last = [_OF_THE_LIBRARY[word]]
+    elif not last and word in Settings.model_fields:
+        hint = (
+            f"no such setting here: it stands in {places()[0].path}, or in CHERENKOV_{word.upper()}"
+        )
+        return ConfigError(origin.key, origin.value, hint, source=origin.source)
     hint = f"did you mean {(last or near)[0]}?" if last or near else f"known are {', '.join(known)}"
     return ConfigError(origin.key, origin.value, f"no such setting; {hint}", source=origin.source)
 

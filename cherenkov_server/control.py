@@ -63,6 +63,11 @@ class Service:
         return await asyncio.to_thread(wait)
 
     @property
+    def context_tokens(self) -> int | None:
+        """Most tokens of a prompt and its answer; None until the model is loaded."""
+        return None if self._loaded is None else self._loaded.plan.context_tokens
+
+    @property
     def loaded(self) -> Loaded:
         """The model.
 

@@ -220,6 +220,9 @@ class Guard:
     def _check_body(self, scope: Any, headers: Mapping[bytes, bytes]) -> None:
         length = headers.get(b"content-length", b"0")
         has_body = length.strip() != b"0" or b"transfer-encoding" in headers
+        if {b"content-length", b"transfer-encoding"} <= headers.keys():
+            # Somebody in between may have believed the other one, and take what follows for a request of its own.
+            raise Refusal(400, "Content-Length: not with Transfer-Encoding", code="invalid_http")
         if not length.isdigit() or int(length[:20]) > self._rules.request_bytes:
             raise _too_large(self._rules.request_bytes)
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":

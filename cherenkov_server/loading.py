@@ -60,13 +60,12 @@ def model_options(config: ServerConfig) -> dict[str, Any]:
         "context_tokens": limits.context_tokens,
         "experts": experts.resident_bits,
         "miss_experts": experts.miss_bits,
-        "cut_weak": experts.cut_weak,
         "sequences": limits.active_requests,
         "prefix_cache_mib": limits.prefix_cache_mib,
     }
     given = {name: value for name, value in options.items() if value}
     given |= {"drafts": config.server.drafts, "speculate": config.server.speculate}
-    return given | ({} if experts.pool_gb == "adaptive" else {"pool": experts.pool_gb})
+    return given | {"pool": experts.pool_gb, "cut_weak": experts.cut_weak}
 
 
 def limits_of(config: ServerConfig) -> Limits:

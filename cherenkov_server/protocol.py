@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["guarded_protocol"]
 
 
-def guarded_protocol(limits: LimitSettings) -> type[H11Protocol]:
-    """Uvicorn's protocol, within limits."""
+def guarded_protocol(limits: LimitSettings, connections: int) -> type[H11Protocol]:
+    """Uvicorn's protocol, within limits; `connections` may be open at a time."""
 
     class Limited(_Guarded):
         header_s = limits.header_seconds
         write_s = limits.write_seconds
-        most = limits.connections
+        most = connections
 
     return Limited
 

@@ -7,9 +7,11 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +30,19 @@ if TYPE_CHECKING:
     from cherenkov_server.answering import Answering
     from cherenkov_server.config import ServerConfig
 
-__all__ = ["Running", "read_keys", "serve"]
+__all__ = ["Running", "affordable", "read_keys", "serve"]
+
+_log = logging.getLogger("cherenkov.server")
 
 _KEY_FILE_BYTES = 1 << 20
 _GRACE_S = 2.0
 """How long connections may take to end once their answers have."""
+_OWN_DESCRIPTORS = 32
+"""Descriptors that are no connections: the model's files, the template's process, the log."""
+_BACKLOG = 1024
+"""Connections that may wait to be accepted, and are then accepted at one go."""
+_REPEATED_S = 10.0
+"""The same failure of the event loop is logged once in so long."""
 
 
 def read_keys(config: ServerConfig) -> Keys:
@@ -114,7 +124,7 @@ class Running:
         self._server = _Server(
             uvicorn.Config(
                 make_app(self.service, keys),
-                http=guarded_protocol(limits),
+                http=guarded_protocol(limits, affordable(limits.connections)),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -124,7 +134,7 @@ class Running:
                 h11_max_incomplete_event_size=limits.header_bytes,
                 timeout_keep_alive=max(1, round(limits.idle_seconds)),
                 timeout_graceful_shutdown=max(1, round(_GRACE_S)),
-                backlog=1024,
+                backlog=_BACKLOG,
             )
         )
         host, port = listener.getsockname()[:2]
@@ -133,6 +143,7 @@ class Running:
     async def until_signalled(self, say: Callable[[str], None]) -> int:
         """Serve until a signal comes; see `serve`."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_Failures())
         signals: asyncio.Queue[int] = asyncio.Queue()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number, signals)
@@ -171,6 +182,36 @@ class Running:
             # At once: nothing may hold this up, not even threads that still compute.
             os._exit(128 + number)
         signals.put_nowait(number)
+
+
+def affordable(connections: int) -> int:
+    """So many connections, or as many as the system has descriptors for; its soft limit is raised where that helps.
+
+    Without a descriptor for the next one, nobody could be sent away to make room.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _BACKLOG + _OWN_DESCRIPTORS
+    endless = resource.RLIM_INFINITY
+    if soft != endless and soft < wanted:
+        most = wanted if hard == endless else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    return connections if soft == endless else max(1, min(connections, soft - _OWN_DESCRIPTORS))
+
+
+class _Failures:
+    """Logs what failed in the event loop, in a line. Where no descriptor is left, asyncio tells so a thousand times a second."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}
+
+    def __call__(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        message, error = str(context.get("message")), context.get("exception")
+        now = time.monotonic()
+        if now - self._told.get(message, -_REPEATED_S) >= _REPEATED_S:
+            self._told[message] = now
+            _log.error("%s: %s", message, type(error).__name__)
 
 
 class _Server(uvicorn.Server):

@@ -131,6 +131,8 @@ class Backend(ABC, Generic[M, A]):
     """A row's bits do not depend on the other rows of a call: with drafts and without, the answer is the same."""
     approximates: bool = False
     """Reads the tags of a pool's slots, and leaves out what a wave says (`LEFT_OUT`)."""
+    late_features: bool = False
+    """`stretch` asks for a layer's n-gram features when it has come there, not before: they may be awaited until then."""
     matrix_bits: int | None = None
     """Width at which placed matrices stay in memory; None for the width they are stored at."""
 
@@ -172,6 +174,15 @@ class Backend(ABC, Generic[M, A]):
     @abstractmethod
     def copy(self, array: A) -> A:
         """An independent copy."""
+
+    def page(self, cache: A, first: int, last: int) -> A:
+        """An independent copy of the rows `first:last` of a cache."""
+        return self.copy(cache[first:last])  # type: ignore[index]
+
+    def fill(self, cache: A, first: int, rows: A) -> A:
+        """A cache with `rows` from row `first` on: the same one, written to, or another."""
+        cache[first : first + len(rows)] = rows  # type: ignore[index,arg-type]
+        return cache
 
     @property
     def delta_kept(self) -> int:

@@ -23,6 +23,8 @@ __all__ = ["Cuda"]
 
 _SHARE = 0.9
 """Of the memory that is free: MLX and the driver need some besides what we count."""
+_WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
+"""Whole numbers of so many bytes."""
 
 
 class Cuda(Fused):
@@ -44,6 +46,18 @@ class Cuda(Fused):
     @override
     def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:
         return CudaPool(layout, slots, self._runtime)
+
+    @override
+    def kept(self, array: mx.array) -> mx.array:
+        """What the host wrote lies in managed memory, whose pages a kernel waits for; what a kernel wrote, in the GPU's."""
+        if not array.size:
+            return array
+        words = array.view(_WORDS[array.dtype.size])
+        copied = words | mx.array(
+            0, words.dtype
+        )  # `array` is still held, so its buffer is not taken over
+        mx.eval(copied)
+        return copied.view(array.dtype)
 
     @override
     def _many(self, x: mx.array, matrix: Matrix) -> mx.array:

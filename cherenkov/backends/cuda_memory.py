@@ -1,14 +1,17 @@
 """A pool in a GPU's own memory, which readers reach through memory of the host.
 
 MLX would keep what the host writes in managed memory, which moves page by page when a kernel touches it. So readers fill
-ordinary memory, and a record that has landed is copied through a pinned buffer into the GPU's, by the copy engine, while
-kernels read other slots. Afterwards the host's copy is given back to the system.
+memory of the host, and a record that has landed is copied into the GPU's by the copy engine, while kernels read other slots.
+Where the host has memory to spare, what readers fill is pinned, and the engine reads it by itself; else a record goes through a
+small pinned buffer, and the host's copy is given back to the system.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -31,7 +34,9 @@ _TO_DEVICE = 1
 _NON_BLOCKING = 1
 _LIBRARIES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so")
 _RING = 4
-"""Records that may be on their way to the GPU at a time."""
+"""Queues of records on their way to the GPU."""
+_PINNED_SHARE = 0.25
+"""Of the host's free memory: a pool no larger than this is pinned."""
 _ADDRESS = Kernel(
     "address",
     ("data",),
@@ -58,6 +63,17 @@ class Runtime:
         self.call("cudaHostAlloc", ctypes.byref(address), ctypes.c_size_t(size), 0)
         assert address.value is not None
         return address.value
+
+    def pin(self, address: int, size: int) -> bool:
+        """Let the copy engine read memory of the host by itself, if the system has so much to spare."""
+        code = self._library.cudaHostRegister(ctypes.c_void_p(address), ctypes.c_size_t(size), 0)
+        if code:
+            self._library.cudaGetLastError()  # which is kept for the next who asks, otherwise
+        return not code
+
+    def unpin(self, address: int) -> None:
+        """The opposite, before the memory is given back."""
+        self.call("cudaHostUnregister", ctypes.c_void_p(address))
 
     def stream(self) -> ctypes.c_void_p:
         """A queue of copies."""
@@ -91,6 +107,10 @@ class Runtime:
             raise BackendError("cuda", name, reason)
 
 
+def _free_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def _library() -> ctypes.CDLL:
     for name in _LIBRARIES:
         try:
@@ -110,12 +130,18 @@ class CudaPool(Pool):
         mx.eval(words, widths)
         self.words, self.widths = words, widths
         self._address = _address_of(words)
-        self._ring = [runtime.pinned(stride) for _ in range(_RING)]
         self._streams = [runtime.stream() for _ in range(_RING)]
         self._next = 0
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # private: what was copied can be given back
         self._host = mmap.mmap(-1, max(slots * stride, mmap.PAGESIZE), flags=flags)
         memory: NDArray[np.uint8] = np.frombuffer(self._host, np.uint8, slots * stride)
+        self._ring: list[int] = []
+        if 0 < memory.nbytes <= _free_bytes() * _PINNED_SHARE and runtime.pin(
+            memory.ctypes.data, memory.nbytes
+        ):
+            weakref.finalize(self, runtime.unpin, memory.ctypes.data)
+        else:
+            self._ring = [runtime.pinned(stride) for _ in range(_RING)]
         ExpertPool.__init__(self, layout, memory.reshape(slots, stride))
 
     @override
@@ -123,10 +149,13 @@ class CudaPool(Pool):
         """Begin to copy a record; `settle` waits for all that have begun."""
         stride, at = self.layout.stride_bytes, self._next
         self._next = (at + 1) % _RING
+        source, to = self.memory[slot].ctypes.data, self._address + slot * stride
+        if not self._ring:
+            self._runtime.copy(to, source, stride, self._streams[at])
+            return
         self._runtime.wait(self._streams[at])
-        row = self.memory[slot]
-        ctypes.memmove(self._ring[at], row.ctypes.data, stride)
-        self._runtime.copy(self._address + slot * stride, self._ring[at], stride, self._streams[at])
+        ctypes.memmove(self._ring[at], source, stride)
+        self._runtime.copy(to, self._ring[at], stride, self._streams[at])
         self._host.madvise(mmap.MADV_DONTNEED, slot * stride, stride)
 
     @override

@@ -18,9 +18,11 @@ from typing_extensions import override
 
 from cherenkov.backends import kernel_calls as calls
 from cherenkov.backends import mlx_layers as layers
-from cherenkov.backends.mlx import Array, Mlx
+from cherenkov.backends import product_calls as products
+from cherenkov.backends.mlx import Mlx
 from cherenkov.backends.mlx_experts import Gathering
 from cherenkov.backends.mlx_owner import owned
+from cherenkov.backends.mlx_reach import Reach, Turns
 from cherenkov.backends.mlx_steps import joined
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     )
     from cherenkov.backends.launches import Launch, Launcher
     from cherenkov.backends.mlx_matrices import Matrix, Pool
+    from cherenkov.backends.mlx_table import Array
 
 __all__ = ["Fused"]
 
@@ -59,6 +62,7 @@ class Fused(Mlx):
         super().__init__(options)
         self.exact = self.options.precision == "float32"
         self._launch = launcher
+        self.turns = Turns(self.kept)
         self._said: set[str] = set()
 
     # operations
@@ -68,14 +72,14 @@ class Fused(Mlx):
     def read_residual(
         self, w: GatedResidual[Matrix, Array], wide: Array
     ) -> tuple[Array, Array | None]:
-        if wide.shape[0] > _FEW_ROWS or w.up.scales is None or not calls.fits_affine(w.up):
+        if wide.shape[0] > _FEW_ROWS or w.up.scales is None or not products.fits_affine(w.up):
             return super().read_residual(w, wide)
         (normed,) = self._launch(calls.group_norm(wide, w.norm, w.streams, w.eps))
         scale = 1 / w.streams
         low = self._product(normed, w.down, 1, scale)
 
         def mixed(rows: slice) -> Launch:
-            return calls.residual_mix(low[rows], w.up, normed[rows], w.streams)
+            return products.residual_mix(low[rows], w.up, normed[rows], w.streams)
 
         block = self._few(wide.shape[0], mixed)
         return block, None if w.inject is None else self._product(normed, w.inject, 2, scale)
@@ -118,14 +122,25 @@ class Fused(Mlx):
         if not calls.fits_attention(w):
             self._left("sparse_attention", f"heads of {w.head_dim}, index heads of {w.index_dim}")
             return super().sparse_attention(w, x, spans)
+        out = self.attended(w, x, spans, [self.turns.reach(w, span) for span in spans])
+        for span in spans:
+            span.state.length = span.position + span.stop - span.start
+        return out
+
+    def attended(
+        self,
+        w: SparseAttention[Matrix, Array],
+        x: Array,
+        spans: Sequence[Span[AttentionState[Array]]],
+        reaches: Sequence[Reach],
+    ) -> Array:
+        """`sparse_attention` of rows that reach so far. Of `spans`, positions are not looked at."""
         projected, index = self._biased(x, w.q, w.q_bias), self.times(x, w.index)
         keys, values = self._biased(x, w.k, w.k_bias), self._biased(x, w.v, w.v_bias)
         values = values.reshape(x.shape[0], w.kv_heads, w.head_dim)
         parts = []
-        for span in spans:
-            own, count = slice(span.start, span.stop), span.stop - span.start
-            turn = layers.turns(w, span.position, count)
-            head = w.head_dim
+        for span, reach in zip(spans, reaches, strict=True):
+            own, head, turn = slice(span.start, span.stop), w.head_dim, reach.turn
             (query,) = self._launch(
                 calls.prepare_heads(projected[own], w.q_norm, turn, (w.heads, 2 * head), w.eps)
             )
@@ -133,10 +148,12 @@ class Fused(Mlx):
                 calls.prepare_heads(keys[own], w.k_norm, turn, (w.kv_heads, head), w.eps)
             )
             raw = index[own, w.index_heads * w.index_dim :]
-            self._append(w, span, key, values[own], raw)
-            chosen = self._chosen(w, span, index[own], turn)
+            self._append(w, span.state, (key, values[own], raw), reach)
+            chosen = self._chosen(w, span.state, index[own], reach)
             caches = (span.state.keys, span.state.values)
-            sums, tops = self._launch(calls.attend(w, query, caches, chosen, span.position))
+            sums, tops = self._launch(
+                calls.attend(w, query, caches, chosen, reach.position, reach.parts)
+            )
             parts += self._launch(calls.merge(w, sums, tops, projected[own]))
         return self._biased(joined(parts), w.o, w.o_bias)
 
@@ -175,16 +192,16 @@ class Fused(Mlx):
         self,
         shared: SharedExpert[Matrix],
         x: Array,
-        routes: tuple[Array, Array],
+        weights: Array,
         slots: Array,
         pool: Pool,
         target: tuple[Array, Array],
     ) -> Array:
-        if not calls.fits_records(pool.layout):
-            return super().resident(shared, x, routes, slots, pool, target)
+        if not products.fits_records(pool.layout):
+            return super().resident(shared, x, weights, slots, pool, target)
         rows, top = slots.shape
         each = self._pairs(pool, x, slots.reshape(-1), _rows_of_pairs(rows, top))
-        return self._summed(shared, x, routes[1], each.reshape(rows, top, -1), target)
+        return self._summed(shared, x, weights, each.reshape(rows, top, -1), target)
 
     @owned
     @override
@@ -199,7 +216,7 @@ class Fused(Mlx):
 
     @override
     def times(self, x: Array, matrix: Matrix) -> Array:
-        if x.shape[0] > _FEW_ROWS or not calls.fits_affine(matrix):
+        if x.shape[0] > _FEW_ROWS or not products.fits_affine(matrix):
             return self._many(x, matrix)
         return self._product(x, matrix)
 
@@ -208,20 +225,20 @@ class Fused(Mlx):
         return super().times(x, matrix)
 
     def _product(self, x: Array, matrix: Matrix, act: int = 0, scale: float = 1.0) -> Array:
-        if not calls.fits_affine(matrix):
+        if not products.fits_affine(matrix):
             out = self._many(x, matrix)
             if act == 1:
                 return layers.silu(out * scale)
             return 2 * layers.sigmoid(out * scale) if act else out
 
         def made(rows: slice) -> Launch:
-            return calls.product(x[rows], matrix, act, scale)
+            return products.product(x[rows], matrix, act, scale)
 
         return self._few(x.shape[0], made)
 
     def _few(self, rows: int, made: Callable[[slice], Launch]) -> Array:
         """Rows, as many at a time as a kernel takes."""
-        step = calls.MOST_ROWS
+        step = products.MOST_ROWS
         if rows <= step:
             return self._launch(made(slice(0, rows)))[0]
         starts = range(0, rows, step)
@@ -232,40 +249,39 @@ class Fused(Mlx):
     def _append(
         self,
         w: SparseAttention[Matrix, Array],
-        span: Span[AttentionState[Array]],
-        keys: Array,
-        values: Array,
-        raw: Array,
+        state: AttentionState[Array],
+        new: tuple[Array, Array, Array],
+        reach: Reach,
     ) -> None:
-        """Put new tokens into the cache, and finish the index blocks that they complete."""
-        state, stop = span.state, span.position + span.stop - span.start
-        state.keys = layers.put(state.keys, keys, span.position)
-        state.values = layers.put(state.values, values, span.position)
-        state.index_keys = layers.put(state.index_keys, raw, span.position)
-        first, last = span.position // w.block, stop // w.block
-        if last > first:
-            turn = layers.turns(w, first * w.block, last - first, w.block)
-            (made,) = self._launch(calls.block_keys(w, state.index_keys, first, turn))
-            state.block_keys = layers.put(state.block_keys, made, first)
-        state.length = stop
+        """Put keys, values and raw index keys of new tokens into the cache, and finish the blocks that they complete."""
+        keys, values, raw = new
+        state.keys = layers.put(state.keys, keys, reach.position)
+        state.values = layers.put(state.values, values, reach.position)
+        state.index_keys = layers.put(state.index_keys, raw, reach.position)
+        if reach.finished:
+            (made,) = self._launch(
+                calls.block_keys(w, state.index_keys, reach.first, reach.block_turn)
+            )
+            state.block_keys = layers.put(state.block_keys, made, reach.first)
 
     def _chosen(
         self,
         w: SparseAttention[Matrix, Array],
-        span: Span[AttentionState[Array]],
+        state: AttentionState[Array],
         index: Array,
-        turn: tuple[Array, Array],
+        reach: Reach,
     ) -> Array:
         """The blocks that each row attends to, if there is a choice; else anything."""
-        blocks, keep = span.state.length // w.block, w.budget // w.block
-        if blocks <= keep:
+        if not reach.blocks:
             return _nothing()
         (query,) = self._launch(
-            calls.prepare_heads(index, w.index_q_norm, turn, (w.index_heads, w.index_dim), w.eps)
+            calls.prepare_heads(
+                index, w.index_q_norm, reach.turn, (w.index_heads, w.index_dim), w.eps
+            )
         )
-        cache = span.state.block_keys
-        (found,) = self._launch(calls.scores(w, query, cache, span.position, blocks))
-        return self._launch(calls.select(found, keep))[0]
+        cache = state.block_keys
+        (found,) = self._launch(calls.scores(w, query, cache, reach.position, reach.blocks))
+        return self._launch(calls.select(found, w.budget // w.block))[0]
 
     # experts
 
@@ -275,8 +291,10 @@ class Fused(Mlx):
 
     def _pairs(self, pool: Pool, x: Array, slots: Array, rows: Array) -> Array:
         """Rows `[P * TX]` of `x` through the experts in slots `[P]`: `[P * TX, D]`."""
-        (h,) = self._launch(calls.expert_up(pool.layout, pool.words, pool.widths, slots, rows, x))
-        return self._launch(calls.expert_down(pool.layout, pool.words, pool.widths, slots, h))[0]
+        (h,) = self._launch(
+            products.expert_up(pool.layout, pool.words, pool.widths, slots, rows, x)
+        )
+        return self._launch(products.expert_down(pool.layout, pool.words, pool.widths, slots, h))[0]
 
     @override
     def _summed(
@@ -298,10 +316,10 @@ class Fused(Mlx):
     def _shared(self, shared: SharedExpert[Matrix], x: Array) -> Array:
         """The shared expert's hidden activations `[R, Is]`."""
         gate, up = shared.gate, shared.up
-        fits = gate.scales is not None and calls.fits_affine(gate) and gate.bits == up.bits
+        fits = gate.scales is not None and products.fits_affine(gate) and gate.bits == up.bits
         if x.shape[0] > _FEW_ROWS or not fits or gate.group != up.group:
             return layers.silu(self.times(x, gate)) * self.times(x, up)
-        return self._few(x.shape[0], lambda rows: calls.swiglu(x[rows], gate, up))
+        return self._few(x.shape[0], lambda rows: products.swiglu(x[rows], gate, up))
 
     def _left(self, operation: str, reason: str) -> None:
         """Say once that an operation is left to MLX."""
@@ -320,7 +338,7 @@ class _KernelGathering(Gathering):
 
     @override
     def compute(self, pool: Pool, rows: Ids, slots: Ids) -> Array:
-        if not calls.fits_records(pool.layout):
+        if not products.fits_records(pool.layout):
             return super().compute(pool, rows, slots)
         if len(self._ids) <= _PAIR_ROWS:
             return self._ops._pairs(pool, self._x, mx.array(slots), mx.array(rows))
@@ -335,7 +353,7 @@ def _tiles(rows: Ids, slots: Ids) -> tuple[Ids, Ids, Ids]:
     Returns:
         The slot of each tile `[n]`, its rows `[n * MOST_ROWS]` (-1: none), and where each pair has gone `[P]`.
     """
-    size = calls.MOST_ROWS
+    size = products.MOST_ROWS
     order = np.argsort(slots, kind="stable")
     sorted_slots = slots[order]
     starts = np.flatnonzero(np.diff(sorted_slots, prepend=-1))

@@ -5,198 +5,56 @@ Letters as in `cherenkov.backends.base`; P is pairs of a row and an expert. Acti
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import mlx.core as mx
-
 from cherenkov.backends.kernel_catalogue import KERNELS
-from cherenkov.backends.launches import Launch, kind_of, padded
+from cherenkov.backends.launches import Launch, dims, kind_of, numbers
 
 if TYPE_CHECKING:
+    import mlx.core as mx
+
     from cherenkov.backends.mlx_matrices import Matrix
     from cherenkov.backends.operands import DeltaNet, Ple, SparseAttention
-    from cherenkov.backends.shaders import Template
-    from cherenkov.packing.layout import ExpertLayout
 
 __all__ = [
-    "MOST_ROWS",
     "argmax",
     "attend",
     "block_keys",
     "causal_conv",
     "combine",
     "delta_step",
-    "expert_down",
-    "expert_up",
-    "fits_affine",
     "fits_attention",
     "fits_delta",
-    "fits_records",
     "fits_route",
     "group_norm",
     "inject",
     "merge",
     "ple_gate",
     "prepare_heads",
-    "product",
-    "residual_mix",
+    "reach_of",
     "route",
     "sample",
     "scores",
     "select",
-    "swiglu",
 ]
 
-MOST_ROWS = 4
-"""Rows that a product takes at a time."""
 _WARP = 32
 _SIDE_BY_SIDE = 4
-"""Simdgroups of a threadgroup, in products."""
+"""Simdgroups of a threadgroup that have nothing to do with each other."""
 _WIDE = 256
 """Threads that go over a long row together."""
 _MOST_THREADS = 512
-_ROWS_EACH = 4
 _PARTS = 64
 """Parts that a row of logits is cut into."""
-_SPAN = 64
+_SPAN = 32
 """Tokens of a part of a head's attention."""
+_BLOCKS = 512
+"""Blocks that are scored are a multiple of this."""
 _MOST_EXPERTS = 4096
 _MOST_HEAD = 512
-_SMALLEST = 8
-_CODES = {2: 16, 3: 32, 4: 16, 8: 8}
-"""Codes that a lane takes at a step, by their width."""
-
-_GROUPS = {32: 5, 64: 6}
-"""Groups that there are kernels for, and their logarithms."""
-
-# --- products -----------------------------------------------------------------------------------------------------
-
-
-def fits_affine(matrix: Matrix) -> bool:
-    """Is there a kernel for products with this matrix?"""
-    if matrix.scales is None:
-        return True
-    return matrix.bits in _CODES and matrix.group in _GROUPS and matrix.scales.size >= _SMALLEST
-
-
-def _lanes(bits: int, columns: int) -> int:
-    """Lanes that share a row: as many as have something to read. Few steps mean that more is read at a time."""
-    chunks = columns // _CODES[bits]
-    return next(n for n in (32, 16, 8, 4, 2, 1) if n <= chunks)
-
-
-def _rows_each(lanes: int, out: int) -> int:
-    """Rows of a matrix that a lane takes."""
-    return _ROWS_EACH if _ROWS_EACH * (_WARP // lanes) <= out else 1
-
-
-def _grid(out: int, lanes: int, rows: int, depth: int = 1) -> tuple[int, int, int]:
-    groups = -(-out // (rows * (_WARP // lanes)))
-    return _WARP, -(-groups // _SIDE_BY_SIDE) * _SIDE_BY_SIDE, depth
-
-
-_THREADS = (_WARP, _SIDE_BY_SIDE, 1)
-
-
-def _many(rows: int) -> int:
-    """Rows of activations that a kernel is made for."""
-    return 1 if rows == 1 else MOST_ROWS
-
-
-def product(x: mx.array, matrix: Matrix, act: int = 0, scale: float = 1.0) -> Launch:
-    """`x` `[R, in]`, at most MOST_ROWS rows, times a matrix, through an activation (see `activations.h`)."""
-    (out, columns), rows = matrix.shape, x.shape[0]
-    params, outputs = _numbers(act, scale), [("float32", (rows, out))]
-    if matrix.scales is None or matrix.biases is None:
-        template: Template = (("T", kind_of(matrix.codes)), ("TX", _many(rows)))
-        grid = (_WARP, -(-out // _SIDE_BY_SIDE) * _SIDE_BY_SIDE, 1)
-        inputs = [matrix.codes, x, params, _dims(rows, columns, out)]
-        return Launch(KERNELS["value_gemv"], inputs, outputs, grid, _THREADS, template)
-    lanes = _lanes(matrix.bits, columns)
-    each = _rows_each(lanes, out)
-    template = (("BITS", matrix.bits), ("ROWS", each), ("TX", _many(rows)))
-    dims = _dims(rows, columns, out, _GROUPS[matrix.group], lanes)
-    inputs = [matrix.codes, matrix.scales, matrix.biases, x, params, dims]
-    grid = _grid(out, lanes, each)
-    return Launch(KERNELS["affine_gemv"], inputs, outputs, grid, _THREADS, template)
-
-
-def swiglu(x: mx.array, gate: Matrix, up: Matrix) -> Launch:
-    """silu(gate . x) * (up . x) `[R, out]`, of two matrices of codes alike."""
-    assert gate.scales is not None
-    assert gate.biases is not None
-    assert up.scales is not None
-    assert up.biases is not None
-    (out, columns), rows = gate.shape, x.shape[0]
-    lanes = _lanes(gate.bits, columns)
-    each = _rows_each(lanes, out)
-    template = (("BITS", gate.bits), ("ROWS", each), ("TX", _many(rows)))
-    dims = _dims(rows, columns, out, _GROUPS[gate.group], lanes)
-    inputs = [gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, x, dims]
-    outputs, grid = [("float32", (rows, out))], _grid(out, lanes, each)
-    return Launch(KERNELS["affine_swiglu"], inputs, outputs, grid, _THREADS, template)
 
 
 # --- experts ------------------------------------------------------------------------------------------------------
-
-
-def fits_records(layout: ExpertLayout) -> bool:
-    """Is there a kernel for experts in such records?"""
-    return layout.bits in _CODES and layout.group in _GROUPS
-
-
-def expert_up(
-    layout: ExpertLayout,
-    pool: mx.array,
-    tags: mx.array,
-    slots: mx.array,
-    rows: mx.array,
-    x: mx.array,
-    *,
-    mixed: bool = False,
-) -> Launch:
-    """Gate and up of experts in slots.
-
-    Args:
-        layout: of the records; of any of them, if `mixed`.
-        pool: uint32 `[slots, words]`.
-        tags: int32 `[slots]`: bits of the codes in each, if `mixed`.
-        slots: int32 `[P]`.
-        rows: int32 `[P * TX]`: which rows of `x` go through each; below 0 for none.
-        x: `[R, D]`.
-        mixed: records differ in the width of their codes.
-    """
-    many = rows.size // slots.size
-    return _expert(layout, [pool, tags, slots, rows, x], "expert_up", many, mixed=mixed)
-
-
-def expert_down(
-    layout: ExpertLayout,
-    pool: mx.array,
-    tags: mx.array,
-    slots: mx.array,
-    h: mx.array,
-    *,
-    mixed: bool = False,
-) -> Launch:
-    """Down of experts in slots: `h` `[P * TX, inter]` to `[P * TX, D]`. As `expert_up`."""
-    many = h.shape[0] // slots.size
-    return _expert(layout, [pool, tags, slots, h], "expert_down", many, mixed=mixed)
-
-
-def _expert(
-    layout: ExpertLayout, inputs: list[mx.array], name: str, many: int, *, mixed: bool
-) -> Launch:
-    out, columns = (layout.inter, layout.hidden)[:: 1 if name == "expert_up" else -1]
-    pairs = inputs[2].size
-    lanes = min(_lanes(bits, columns) for bits in (_CODES if mixed else (layout.bits,)))
-    each = _rows_each(lanes, out)
-    template = (("WIDTH", 0 if mixed else layout.bits), ("ROWS", each), ("TX", many))
-    inputs.append(_dims(inputs[0].shape[1], columns, out, _GROUPS[layout.group], lanes))
-    outputs = [("float32", (pairs * many, out))]
-    grid = _grid(out, lanes, each, pairs)
-    return Launch(KERNELS[name], inputs, outputs, grid, _THREADS, template)
 
 
 def combine(
@@ -210,8 +68,8 @@ def combine(
 ) -> Launch:
     """Experts' results by rank and the shared one, injected into the wide residual `[R, S*D]`. See `expert_sum.metal`."""
     rows, width = shared.shape
-    dims = _dims(width, gain.shape[1], weights.shape[1])
-    inputs = [y, place, weights, shared, control, gain, wide, dims]
+    sizes = dims(width, gain.shape[1], weights.shape[1])
+    inputs = [y, place, weights, shared, control, gain, wide, sizes]
     outputs = [("float32", tuple(wide.shape))]
     grid = (_rounded(width), rows, 1)
     return Launch(KERNELS["expert_sum"], inputs, outputs, grid, (_WARP, 1, 1))
@@ -227,7 +85,7 @@ def route(scores: mx.array, top: int, *, normalise: bool) -> Launch:
     rows, experts = scores.shape
     template = (("P", -(-experts // _WARP)), ("Q", -(-top // _WARP)))
     outputs = [("int32", (rows, top)), ("float32", (rows, top))]
-    inputs = [scores, _dims(experts, top, int(normalise))]
+    inputs = [scores, dims(experts, top, int(normalise))]
     return Launch(KERNELS["route"], inputs, outputs, (_WARP, rows, 1), (_WARP, 1, 1), template)
 
 
@@ -243,29 +101,16 @@ def group_norm(x: mx.array, weight: mx.array, groups: int, eps: float) -> Launch
     """RMS norm of each of the groups of each row."""
     rows, width = x.shape
     count = _together(width // groups)
-    inputs = [x, weight, _numbers(eps), _dims(width // groups, groups)]
+    inputs = [x, weight, numbers(eps), dims(width // groups, groups)]
     grid, threads = (count * _WARP, groups, rows), (count * _WARP, 1, 1)
     outputs = [("float32", (rows, width))]
     return Launch(KERNELS["group_norm"], inputs, outputs, grid, threads, (("SG", count),))
 
 
-def residual_mix(low: mx.array, up: Matrix, normed: mx.array, streams: int) -> Launch:
-    """The mean over streams of sigmoid(up . low) * normed: `[R, D]`."""
-    assert up.scales is not None
-    assert up.biases is not None
-    rows, width = low.shape[0], up.shape[0] // streams
-    lanes = _lanes(up.bits, up.shape[1])
-    template = (("BITS", up.bits), ("S", streams), ("TX", _many(rows)))
-    dims = _dims(rows, up.shape[1], width, _GROUPS[up.group], lanes)
-    inputs = [up.codes, up.scales, up.biases, low, normed, dims]
-    outputs, grid = [("float32", (rows, width))], _grid(width, lanes, 1)
-    return Launch(KERNELS["residual_mix"], inputs, outputs, grid, _THREADS, template)
-
-
 def inject(wide: mx.array, block: mx.array, gain: mx.array) -> Launch:
     """`wide` + `gain` times `block`, stream by stream."""
     rows, width = block.shape
-    inputs = [wide, block, gain, _dims(width, gain.shape[1])]
+    inputs = [wide, block, gain, dims(width, gain.shape[1])]
     outputs = [("float32", tuple(wide.shape))]
     return Launch(
         KERNELS["gated_inject"], inputs, outputs, (_rounded(width), rows, 1), (_WARP, 1, 1)
@@ -281,8 +126,8 @@ def causal_conv(
     """Silu of the convolution of rows `[n, C]` after a history, on top of `base` if given; and the history after."""
     rows, channels = x.shape
     keep = history.shape[0]
-    dims = _dims(rows, channels, taps.shape[1], dilation)
-    inputs = [x, history, taps, x if base is None else base, dims]
+    sizes = dims(rows, channels, taps.shape[1], dilation)
+    inputs = [x, history, taps, x if base is None else base, sizes]
     grid = (_rounded(channels), rows + keep, 1)
     outputs = [("float32", (rows, channels)), ("float32", (keep, channels))]
     template = (("ADD", base is not None),)
@@ -333,7 +178,7 @@ def delta_step(
         ("SILU", w.gate != "sigmoid"),
         ("SNAP", every),
     )
-    inputs = [conv, a, b, w.a_log, w.dt_bias, z, w.norm, before, _numbers(w.eps), _dims(rows)]
+    inputs = [conv, a, b, w.a_log, w.dt_bias, z, w.norm, before, numbers(w.eps), dims(rows)]
     state = tuple(before.shape)
     outputs = [
         ("float32", (rows, w.value_heads * w.value_dim)),
@@ -348,8 +193,8 @@ def ple_gate(w: Ple[Matrix, mx.array], key: mx.array, wide: mx.array, value: mx.
     """The residual with gated features, and their norm for the convolution, both `[R, S*D]`."""
     rows, width = value.shape
     count = _together(width)
-    dims = _dims(width, w.streams)
-    inputs = [key, wide, value, w.norm_key, w.norm_query, w.norm_conv, _numbers(w.eps), dims]
+    sizes = dims(width, w.streams)
+    inputs = [key, wide, value, w.norm_key, w.norm_query, w.norm_conv, numbers(w.eps), sizes]
     grid, threads = (count * _WARP, w.streams, rows), (count * _WARP, 1, 1)
     outputs = [("float32", tuple(wide.shape))] * 2
     return Launch(KERNELS["ple_gate"], inputs, outputs, grid, threads, (("SG", count),))
@@ -361,6 +206,20 @@ def ple_gate(w: Ple[Matrix, mx.array], key: mx.array, wide: mx.array, value: mx.
 def fits_attention(w: SparseAttention[Matrix, mx.array]) -> bool:
     """Is there a kernel for these heads?"""
     return w.head_dim <= _MOST_HEAD and w.index_dim <= _MOST_HEAD and w.heads % w.kv_heads == 0
+
+
+def reach_of(w: SparseAttention[Matrix, mx.array], stop: int, room: int) -> tuple[int, int]:
+    """How many parts attention up to `stop` is cut into, and how many blocks are scored (0: all are attended to).
+
+    Rounded up, so that both stay the same for many tokens: what is traced depends on them. `room`: blocks in the cache.
+    """
+    parts = -(-min(stop, w.budget + w.block - 1) // _SPAN)
+    most = -(-(w.budget + w.block - 1) // _SPAN)
+    parts = min(1 << (parts - 1).bit_length(), most)
+    blocks = stop // w.block
+    if blocks <= w.budget // w.block:
+        return parts, 0
+    return parts, min(-(-blocks // _BLOCKS) * _BLOCKS, room)
 
 
 def prepare_heads(
@@ -380,8 +239,8 @@ def prepare_heads(
         eps: of the norm.
     """
     rows, (units, step), size = projected.shape[0], heads, weight.size
-    dims = _dims(size, units, projected.size // rows, step, turn[0].shape[1])
-    inputs = [projected, weight, turn[0], turn[1], _numbers(eps), dims]
+    sizes = dims(size, units, projected.size // rows, step, turn[0].shape[1])
+    inputs = [projected, weight, turn[0], turn[1], numbers(eps), sizes]
     outputs = [("float32", (rows, units, size))]
     return Launch(KERNELS["qsa_prepare"], inputs, outputs, (_WARP, units, rows), (_WARP, 1, 1))
 
@@ -389,14 +248,14 @@ def prepare_heads(
 def block_keys(
     w: SparseAttention[Matrix, mx.array],
     raw: mx.array,
-    first: int,
+    first: mx.array,
     turn: tuple[mx.array, mx.array],
 ) -> Launch:
-    """Keys `[J, di]` of index blocks from `first` on, as many as there are turns, from raw index keys `[T, di]`."""
+    """Keys `[J, di]` of index blocks from `first` (see `launches.place`) on, as many as there are turns, from raw index keys `[T, di]`."""
     count = turn[0].shape[0]
     template = (("T", kind_of(raw)), ("N", w.index_dim))
-    dims = _dims(first, w.block, turn[0].shape[1])
-    inputs = [raw, w.index_k_norm, turn[0], turn[1], _numbers(w.eps), dims]
+    sizes = dims(w.block, turn[0].shape[1])
+    inputs = [raw, w.index_k_norm, turn[0], turn[1], numbers(w.eps), first, sizes]
     outputs = [("float32", (count, w.index_dim))]
     grid = (_WARP, count, 1)
     return Launch(KERNELS["block_keys"], inputs, outputs, grid, (_WARP, 1, 1), template)
@@ -406,22 +265,22 @@ def scores(
     w: SparseAttention[Matrix, mx.array],
     query: mx.array,
     keys: mx.array,
-    position: int,
+    position: mx.array,
     blocks: int,
 ) -> Launch:
     """Index scores `[R, blocks]` of queries `[R, Hi, di]`, the first at `position`; -1 for blocks not complete there."""
     rows = query.shape[0]
     template = (("T", kind_of(keys)), ("N", w.index_dim))
     grid = (_WARP, -(-blocks // _SIDE_BY_SIDE) * _SIDE_BY_SIDE, rows)
-    inputs = [query, keys, _dims(position, blocks, w.index_heads, w.block)]
+    inputs = [query, keys, position, dims(blocks, w.index_heads, w.block)]
     outputs = [("float32", (rows, blocks))]
-    return Launch(KERNELS["qsa_scores"], inputs, outputs, grid, _THREADS, template)
+    return Launch(KERNELS["qsa_scores"], inputs, outputs, grid, (_WARP, _SIDE_BY_SIDE, 1), template)
 
 
 def select(found: mx.array, keep: int) -> Launch:
     """The best blocks of each row of scores, in rising order, -1 behind them: int32 `[R, keep]`."""
     rows, blocks = found.shape
-    inputs, outputs = [found, _dims(blocks, keep)], [("int32", (rows, keep))]
+    inputs, outputs = [found, dims(blocks, keep)], [("int32", (rows, keep))]
     grid, template = (_WIDE, rows, 1), (("SG", _WIDE // _WARP),)
     return Launch(KERNELS["qsa_select"], inputs, outputs, grid, (_WIDE, 1, 1), template)
 
@@ -431,15 +290,14 @@ def attend(
     query: mx.array,
     caches: tuple[mx.array, mx.array],
     chosen: mx.array,
-    position: int,
+    position: mx.array,
+    parts: int,
 ) -> Launch:
     """Parts of the attention of queries `[R, H, d]`, the first at `position`; see `qsa_attend.metal`."""
-    rows = query.shape[0]
-    most = min(position + rows, w.budget + w.block - 1)
-    parts, keep = -(-most // _SPAN), w.budget // w.block
+    rows, keep = query.shape[0], w.budget // w.block
     template = (("T", kind_of(caches[0])), ("N", w.head_dim))
-    dims = _dims(position, parts, w.heads, w.kv_heads, w.block, keep, _SPAN)
-    inputs = [query, caches[0], caches[1], chosen, _numbers(w.head_dim**-0.5), dims]
+    sizes = dims(parts, w.heads, w.kv_heads, w.block, keep, _SPAN)
+    inputs = [query, caches[0], caches[1], chosen, numbers(w.head_dim**-0.5), position, sizes]
     outputs = [
         ("float32", (rows * w.heads, parts, w.head_dim)),
         ("float32", (rows * w.heads, parts, 2)),
@@ -454,8 +312,8 @@ def merge(
     """Heads from their parts, gated: `[R, H*d]`. `projected` `[R, H*2*d]` has queries and gates, head by head."""
     heads, parts, size = sums.shape
     outputs = [("float32", (projected.shape[0], w.heads * size))]
-    inputs = [sums, tops, projected, _dims(size, parts)]
-    return Launch(KERNELS["qsa_merge"], inputs, outputs, (_WARP, heads, 1), (_WARP, 1, 1))
+    inputs = [sums, tops, projected, dims(size, parts)]
+    return Launch(KERNELS["qsa_merge"], inputs, outputs, (_rounded(size), heads, 1), (_WARP, 1, 1))
 
 
 # --- vocabularies -------------------------------------------------------------------------------------------------
@@ -467,7 +325,7 @@ def argmax(values: mx.array, ids: mx.array | None = None) -> Launch:
     parts = _PARTS if ids is None else 1
     template = (("SG", _WIDE // _WARP), ("FIRST", ids is None))
     outputs = [("float32", (rows, parts)), ("int32", (rows, parts))]
-    inputs = [values, _dims(0) if ids is None else ids, _dims(count, parts)]
+    inputs = [values, dims(0) if ids is None else ids, dims(count, parts)]
     return Launch(KERNELS["argmax"], inputs, outputs, (_WIDE, parts, rows), (_WIDE, 1, 1), template)
 
 
@@ -476,25 +334,10 @@ def sample(
 ) -> Launch:
     """A token of each row of logits `[R, N]`; its largest, a number in [0, 1) and 1 / temperature are `[R]` each."""
     rows, count = logits.shape
-    inputs = [logits, largest, draw, inverse_temperature, _dims(count)]
+    inputs = [logits, largest, draw, inverse_temperature, dims(count)]
     outputs = [("int32", (rows,))]
     return Launch(KERNELS["sample"], inputs, outputs, (1024, rows, 1), (1024, 1, 1))
 
 
 def _rounded(width: int) -> int:
     return -(-width // _WARP) * _WARP
-
-
-@lru_cache(maxsize=256)
-def _numbers(*values: float) -> mx.array:
-    return _made(padded(values, mx.float32))
-
-
-@lru_cache(maxsize=1024)
-def _dims(*values: int) -> mx.array:
-    return _made(padded(values, mx.int32))
-
-
-def _made(array: mx.array) -> mx.array:
-    mx.eval(array)
-    return array

@@ -37,12 +37,12 @@ def _catalogue() -> dict[str, Kernel]:
             _ACTIVE,
         ),
         load("qsa_prepare", ("in", "weight", "cosine", "sine", "params", "dims"), ("out",)),
-        load("block_keys", ("raw", "weight", "cosine", "sine", "params", "dims"), ("out",)),
-        load("qsa_scores", ("query", "keys", "dims"), ("scores",)),
+        load("block_keys", ("raw", "weight", "cosine", "sine", "params", "from", "dims"), ("out",)),
+        load("qsa_scores", ("query", "keys", "from", "dims"), ("scores",)),
         load("qsa_select", ("scores", "dims"), ("chosen",)),
         load(
             "qsa_attend",
-            ("query", "keys", "values", "chosen", "params", "dims"),
+            ("query", "keys", "values", "chosen", "params", "from", "dims"),
             ("sums", "tops"),
         ),
         load("qsa_merge", ("sums", "tops", "projected", "dims"), ("out",), _ACTIVE),
@@ -62,8 +62,16 @@ def _catalogue() -> dict[str, Kernel]:
 KERNELS = _catalogue()
 """By name."""
 
-_PRODUCT: Template = (("BITS", 4), ("ROWS", 4), ("TX", 1))
-_EXPERT: Template = (("WIDTH", 4), ("ROWS", 4), ("TX", 1))
+_PRODUCT: Template = (
+    ("BITS", 4),
+    ("ROWS", 1),
+    ("LANES", 16),
+    ("AHEAD", 5),
+    ("TILE", 96),
+    ("SG", 4),
+    ("TX", 1),
+)
+_EXPERT: Template = (("WIDTH", 4), *_PRODUCT[1:])
 _TEMPLATES: dict[str, Template] = {
     "affine_gemv": _PRODUCT,
     "affine_swiglu": _PRODUCT,
@@ -71,7 +79,15 @@ _TEMPLATES: dict[str, Template] = {
     "expert_up": _EXPERT,
     "expert_down": _EXPERT,
     "group_norm": (("SG", 8),),
-    "residual_mix": (("BITS", 4), ("S", 4), ("TX", 1)),
+    "residual_mix": (
+        ("BITS", 4),
+        ("S", 4),
+        ("LANES", 2),
+        ("AHEAD", 2),
+        ("TILE", 32),
+        ("SG", 4),
+        ("TX", 1),
+    ),
     "causal_conv": (("ADD", False),),
     "delta_step": (
         ("HK", 16),

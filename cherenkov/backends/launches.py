@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
@@ -16,7 +17,17 @@ from cherenkov.backends.shaders import Kernel, Signature, Template
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CudaLauncher", "EmulationLauncher", "Launch", "Launcher", "MetalLauncher", "kind_of"]
+__all__ = [
+    "CudaLauncher",
+    "EmulationLauncher",
+    "Launch",
+    "Launcher",
+    "MetalLauncher",
+    "dims",
+    "kind_of",
+    "numbers",
+    "place",
+]
 
 _LEAST = 8
 """Metal puts inputs of fewer elements into another address space."""
@@ -144,7 +155,32 @@ def _to_mlx(array: np.ndarray[Any, Any], kind: str) -> mx.array:
     return made.view(mx.bfloat16) if kind == "bfloat16" else made
 
 
-def padded(values: Sequence[float], kind: mx.Dtype) -> mx.array:
+def place(value: int) -> mx.array:
+    """A number that changes from step to step, as an input: int32 `[8]`, of which the first counts.
+
+    A range is made on the GPU from two numbers that travel with the call; an array of the host's would be fetched there by
+    the kernel that reads it, which takes as long as several kernels.
+    """
+    return mx.arange(value, value + _LEAST, dtype=mx.int32)
+
+
+@lru_cache(maxsize=256)
+def numbers(*values: float) -> mx.array:
     """A few numbers as an input that is never small."""
+    return _padded(values, mx.float32)
+
+
+@lru_cache(maxsize=1024)
+def dims(*values: int) -> mx.array:
+    """As `numbers`, whole ones."""
+    return _padded(values, mx.int32)
+
+
+def _padded(values: Sequence[float], kind: mx.Dtype) -> mx.array:
     size = math.ceil(len(values) / _LEAST) * _LEAST
-    return mx.array([*values, *[0] * (size - len(values))], kind)
+    given = mx.array([*values, *[0] * (size - len(values))], kind)
+    made = given + mx.array(
+        0, kind
+    )  # a result lies in the GPU's memory, what the host made may not
+    mx.eval(made)
+    return made

@@ -8,41 +8,32 @@ What keeps it correct:
 - One thread owns MLX (`mlx_owner`); whoever calls an operation waits for it there.
 - Arrays are values. No operation writes into one that the caller may still hold; a sequence's memory is replaced by
   the updated array, and MLX reuses the buffer where nobody else holds the old one. So `copy` costs nothing.
-- The pool is written by reader threads alone (`mlx_matrices.Pool`). What reads its slots has been computed before the
-  next wave is asked for, or, for the last wave, before any operation that shows the host something returns. A store
-  empties slots only after one of those.
+- The pool is written by reader threads alone (`mlx_matrices.Pool`). What reads its slots has been computed before any
+  operation that shows the host something returns, and a store empties slots only after one of those: between a layer's
+  routes and the next one's. Where it must empty some of those that this layer uses (`Arrivals.steady` is false), what
+  reads them has been computed before the next wave is asked for.
 - Nothing is computed until the host must see it: ids of experts that may not be in memory, and what a step ends in.
 """
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
 from typing_extensions import override
 
-from cherenkov.backends import mlx_layers as layers
 from cherenkov.backends.base import (
     Arrivals,
     AttentionState,
-    Backend,
     Block,
     Choice,
     DeltaNet,
     DeltaState,
-    DraftFuse,
-    Embedding,
-    ExpertPool,
-    Floats,
     GatedResidual,
-    Head,
     Ids,
     Memory,
     Options,
-    Ple,
-    PleState,
     Resident,
     Router,
     Routes,
@@ -50,222 +41,54 @@ from cherenkov.backends.base import (
     Span,
     SparseAttention,
     Stretch,
+    Wave,
 )
 from cherenkov.backends.mlx_experts import Gathering, feed_forward
-from cherenkov.backends.mlx_layers import norm, sigmoid, silu, stream_norm
-from cherenkov.backends.mlx_matrices import Matrix, Pool, place, rows_of, times
-from cherenkov.backends.mlx_owner import OWNER, owned
+from cherenkov.backends.mlx_matrices import Matrix, Pool
+from cherenkov.backends.mlx_owner import owned
 from cherenkov.backends.mlx_steps import (
     Chosen,
+    Guess,
     Places,
     cache_of,
     delta_of,
-    joined,
     pool_of,
     present,
     stacked,
 )
+from cherenkov.backends.mlx_table import Array, Table
 from cherenkov.errors import BackendError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cherenkov.backends.mlx_traces import Traces
-    from cherenkov.checkpoint.affine import HostMatrix
-    from cherenkov.packing.layout import ExpertLayout
 
 __all__ = ["Mlx"]
-
-Array = mx.array
 
 _ROWS_AT_ONE_GO = 8
 """Rows that may go through several layers in one call; more go layer by layer, and Ctrl-C is heard in between."""
 
 
-class Mlx(Backend[Matrix, Array]):
+class Mlx(Table):
     """MLX on its default device. `precision` is `float32`, or `bf16` for products with quantised matrices."""
 
     name = "mlx"
+    late_features = True
     traces: Traces | None = None
     """Where parts that are traced are kept, if they are."""
 
     def __init__(self, options: Options | None = None) -> None:
-        self.options = options or Options()
-        self.exact = self.options.precision != "bf16"
-        self._pending: list[Array] = []  # reads slots of a pool, and has not been computed
+        super().__init__(options)
         self._places = Places()
-        self._device = OWNER.call(lambda: str(mx.default_device()))
-
-    @property
-    @override
-    def detail(self) -> str:
-        kind = "float32" if self.exact else "bf16"
-        device = self._device.removeprefix("Device(").removesuffix(")").split(",")[0].upper()
-        return f"MLX {metadata.version('mlx')} on the {device}, {kind} products"
+        self._guesses = False  # the last layer was asked for the next one's likely experts
+        self._guess: Guess | None = None
 
     @override
     def close(self) -> None:
-        self._pending.clear()
         if self.traces is not None:
             self.traces.clear()
-        OWNER.call(mx.clear_cache)
-
-    # placing
-
-    @owned
-    @override
-    def matrix(self, host: HostMatrix) -> Matrix:
-        return place(host)
-
-    @owned
-    @override
-    def array(self, host: Floats) -> Array:
-        return mx.array(np.ascontiguousarray(host, dtype=np.float32))
-
-    @owned
-    @override
-    def host(self, array: Array) -> Floats:
-        self._show(array)
-        return np.array(array, dtype=np.float32)
-
-    @owned
-    @override
-    def zeros(self, shape: tuple[int, ...]) -> Array:
-        made = mx.zeros(shape, mx.float32)
-        mx.eval(made)
-        return made
-
-    @override
-    def copy(self, array: Array) -> Array:
-        return array  # arrays are never written to
-
-    @override
-    def settled(self, w: DeltaNet[Matrix, Array], state: DeltaState[Array], position: int) -> Array:
-        return state.matrix
-
-    @owned
-    @override
-    def take(self, array: Array, rows: Sequence[int]) -> Array:
-        return array[mx.array(list(rows), mx.int32)]
-
-    @owned
-    @override
-    def stack(self, arrays: Sequence[Array]) -> Array:
-        return joined(arrays)
-
-    @owned
-    @override
-    def pool(self, layout: ExpertLayout, slots: int) -> ExpertPool:
-        return Pool(layout, slots)
-
-    # operations
-
-    @owned
-    @override
-    def embed(self, w: Embedding[Matrix], tokens: Ids) -> Array:
-        return mx.tile(rows_of(w.table, mx.array(tokens)), (1, w.streams))
-
-    @owned
-    @override
-    def read_residual(
-        self, w: GatedResidual[Matrix, Array], wide: Array
-    ) -> tuple[Array, Array | None]:
-        normed = stream_norm(wide, w.norm, w.streams, w.eps)  # [R, S*D]
-        low = silu(self.times(normed, w.down) / w.streams)
-        mix = sigmoid(self.times(low, w.up))  # [R, S*D]
-        block = (mix * normed).reshape(wide.shape[0], w.streams, -1).mean(axis=1)  # [R, D]
-        if w.inject is None:
-            return block, None
-        return block, 2 * sigmoid(self.times(normed, w.inject) / w.streams)
-
-    @owned
-    @override
-    def inject(self, wide: Array, block: Array, gain: Array) -> Array:
-        return wide + (gain[:, :, None] * block[:, None, :]).reshape(wide.shape)
-
-    @owned
-    @override
-    def delta_net(
-        self, w: DeltaNet[Matrix, Array], x: Array, spans: Sequence[Span[DeltaState[Array]]]
-    ) -> Array:
-        channels = self.times(x, w.qkv)  # [R, C]
-        step = mx.logaddexp(self.times(x, w.a) + w.dt_bias, mx.array(0.0))
-        decay = -mx.exp(w.a_log) * step  # [R, Hv], log of the decay
-        beta = sigmoid(self.times(x, w.b))  # [R, Hv]
-        parts = []
-        for span in spans:
-            rows = slice(span.start, span.stop)
-            convolved = silu(layers.convolve(span.state, channels[rows], w.conv, 1))
-            parts.append(layers.delta_rule(w, span.state, convolved, decay[rows], beta[rows]))
-        mixed = joined(parts)  # [R, Hv, dv]
-        gate = self.times(x, w.z).reshape(mixed.shape)
-        gate = sigmoid(gate) if w.gate == "sigmoid" else silu(gate)
-        return self.times((norm(mixed, w.norm, w.eps) * gate).reshape(x.shape[0], -1), w.out)
-
-    @owned
-    @override
-    def sparse_attention(
-        self,
-        w: SparseAttention[Matrix, Array],
-        x: Array,
-        spans: Sequence[Span[AttentionState[Array]]],
-    ) -> Array:
-        rows = x.shape[0]
-        projected = self._biased(x, w.q, w.q_bias).reshape(rows, w.heads, -1)
-        queries, gate = mx.split(projected, 2, axis=-1)
-        queries = norm(queries, w.q_norm, w.eps)
-        keys = norm(self._biased(x, w.k, w.k_bias).reshape(rows, w.kv_heads, -1), w.k_norm, w.eps)
-        values = self._biased(x, w.v, w.v_bias).reshape(rows, w.kv_heads, -1)
-        index = self.times(x, w.index).reshape(rows, w.index_heads + 1, w.index_dim)
-        index_queries = norm(index[:, :-1], w.index_q_norm, w.eps)
-        parts = []
-        for span in spans:
-            own = slice(span.start, span.stop)
-            turn = layers.turns(w, span.position, span.stop - span.start)
-            turned = layers.rotate(keys[own], turn)
-            layers.append(w, span.state, span.position, turned, values[own], index[own, -1])
-            turned = layers.rotate(queries[own], turn)
-            turned_index = layers.rotate(index_queries[own], turn)
-            parts.append(layers.attend(w, span.state, turned, turned_index, span.position))
-        mixed = joined(parts) * sigmoid(gate)
-        return self._biased(mixed.reshape(rows, -1), w.o, w.o_bias)
-
-    @owned
-    @override
-    def ple(
-        self,
-        w: Ple[Matrix, Array],
-        wide: Array,
-        features: Array,
-        spans: Sequence[Span[PleState[Array]]],
-    ) -> Array:
-        split = (wide.shape[0], w.streams, -1)
-        key = stream_norm(self.times(features, w.key), w.norm_key, w.streams, w.eps).reshape(split)
-        query = stream_norm(wide, w.norm_query, w.streams, w.eps).reshape(split)
-        value = self.times(features, w.value)  # [R, D]
-        score = (key * query).sum(axis=-1, keepdims=True) * (value.shape[1] ** -0.5)
-        gate = sigmoid(mx.sign(score) * mx.sqrt(mx.maximum(mx.abs(score), 1e-6)))
-        gated = (gate * value[:, None, :]).reshape(wide.shape)
-        normed = stream_norm(gated, w.norm_conv, w.streams, w.eps)
-        turned = [
-            silu(layers.convolve(s.state, normed[s.start : s.stop], w.conv, w.dilation))
-            for s in spans
-        ]
-        return wide + gated + joined(turned)
-
-    @owned
-    @override
-    def route(self, w: Router[Matrix], x: Array) -> Routes[Array]:
-        ids, weights = self.best(w, x)
-        self._show(ids, weights, x)
-        return Routes(np.array(ids), weights)
-
-    def best(self, w: Router[Matrix], x: Array) -> tuple[Array, Array]:
-        """Ids `[R, K]` and weights of each row's experts, not computed yet."""
-        scores = mx.softmax(self.times(x, w.gate), axis=-1, precise=True)
-        ids = layers.best_experts(scores, w.top_k)
-        weights = mx.take_along_axis(scores, ids, axis=-1)
-        return ids, weights / weights.sum(axis=-1, keepdims=True) if w.normalise else weights
+        super().close()
 
     @override
     def experts(
@@ -310,6 +133,9 @@ class Mlx(Backend[Matrix, Array]):
     def likely(
         self, read: GatedResidual[Matrix, Array], router: Router[Matrix], wide: Array
     ) -> Ids:
+        guess, self._guess, self._guesses = self._guess, None, True
+        if guess is not None and guess.wide is wide and guess.router is router:
+            return guess.ids
         return super().likely(read, router, wide)
 
     @override
@@ -332,85 +158,95 @@ class Mlx(Backend[Matrix, Array]):
     ) -> Stretch[Array]:
         """Layers whose experts are all in memory run without the host; at others it looks whether those wanted are."""
         rows = wide.shape[0]
-        seen: list[Array] = []
+        seen: list[Array | Ids] = []
         for at in reach if rows <= _ROWS_AT_ONE_GO else reach[:1]:
             block, slots = blocks[at], resident.slot_table[blocks[at].index]
             wide = self._mixed(block, wide, spans, features)
-            if self.traces is not None and slots.min() >= 0 and rows <= _ROWS_AT_ONE_GO:
-                row = self._places.on_device(resident.slot_table)[block.index]
-                wide, ids = self.traces.experts(self, block, wide, row, pool_of(resident))
-                self._pending = [wide]
-                seen.append(ids)
-                continue
-            x, gain = self.read_residual(block.moe_read, wide)
-            ids, weights = self.best(block.router, x)
             if slots.min() < 0 or rows > _ROWS_AT_ONE_GO:
-                self._show(ids, weights, x, wide, *seen)
-                chosen = np.array(ids)
-                if (slots[chosen] < 0).any():
-                    choice = Chosen(x, present(gain), Routes(chosen, weights))
-                    return Stretch(wide, stacked(seen, chosen), choice)
-            places = self._places.on_device(resident.slot_table)[block.index][ids]
-            wide = self.resident(
-                block.shared, x, (ids, weights), places, pool_of(resident), (wide, present(gain))
-            )
+                following = blocks[at + 1] if at + 1 < len(blocks) else None
+                choice = self._chosen_here(block, following, wide, seen)
+                if (slots[choice.ids] < 0).any():
+                    return Stretch(wide, stacked(seen, choice.ids), choice)
+                places = mx.array(slots[choice.ids])
+                wide = self._from_memory(block.shared, wide, choice, places, pool_of(resident))
+                self._pending = [wide]
+                seen.append(choice.routes.ids)
+                continue
+            row = self._places.on_device(resident.slot_table)[block.index]
+            wide, ids = self._routed(block, wide, row, pool_of(resident))
             self._pending = [wide]
             seen.append(ids)
         self._show(wide, *seen)
         return Stretch(wide, stacked(seen, np.empty((rows, 0), np.int32)), None)
 
+    def _chosen_here(
+        self,
+        block: Block[Matrix, Array],
+        following: Block[Matrix, Array] | None,
+        wide: Array,
+        seen: Sequence[Array | Ids],
+    ) -> Chosen:
+        """A layer's routes, which the host waits for; and what the next layer's would be, if that is asked for."""
+        x, gain, ids, weights = self._routes(block.moe_read, block.router, wide)
+        guess = None
+        if self._guesses and following is not None:
+            guess = self._routes(following.moe_read, following.router, wide)[2]
+        self._guesses = False
+        self._show(ids, weights, x, wide, guess, *seen)
+        if guess is not None and following is not None:
+            self._guess = Guess(wide, following.router, np.array(guess))
+        return Chosen(x, gain, Routes(np.array(ids), weights))
+
+    def _routes(
+        self, read: GatedResidual[Matrix, Array], router: Router[Matrix], wide: Array
+    ) -> tuple[Array, Array, Array, Array]:
+        """What experts get, the gain of their results, ids and weights."""
+        if self.traces is not None and wide.shape[0] <= _ROWS_AT_ONE_GO:
+            return self.traces.routes(self, read, router, wide)
+        x, gain = self.read_residual(read, wide)
+        ids, weights = self.best(router, x)
+        return x, present(gain), ids, weights
+
+    def _routed(
+        self, block: Block[Matrix, Array], wide: Array, slots: Array, pool: Pool
+    ) -> tuple[Array, Array]:
+        """The residual after a layer's experts, and their ids; `slots` `[E]` says where each is."""
+        if self.traces is not None:
+            return self.traces.experts(self, block, wide, slots, pool)
+        x, gain, ids, weights = self._routes(block.moe_read, block.router, wide)
+        target = (wide, gain)
+        return self.resident(block.shared, x, weights, slots[ids], pool, target), ids
+
+    def _from_memory(
+        self,
+        shared: SharedExpert[Matrix],
+        wide: Array,
+        choice: Chosen,
+        slots: Array,
+        pool: Pool,
+    ) -> Array:
+        """The residual after experts that the host knows to be in `slots` `[R, K]`."""
+        weights, target = choice.routes.weights, (wide, choice.gain)
+        if self.traces is not None and wide.shape[0] <= _ROWS_AT_ONE_GO:
+            out = self.traces.resident(self, shared, choice.x, weights, slots, pool, target)
+        else:
+            out = self.resident(shared, choice.x, weights, slots, pool, target)
+        return out
+
     def resident(
         self,
         shared: SharedExpert[Matrix],
         x: Array,
-        routes: tuple[Array, Array],
+        weights: Array,
         slots: Array,
         pool: Pool,
         target: tuple[Array, Array],
     ) -> Array:
         """`mixture` of experts that are all in memory, in `slots` `[R, K]`. Not computed yet."""
         each = feed_forward(pool, x, slots, exact=self.exact)
-        return self._summed(shared, x, routes[1], each, target)
-
-    # around the layers
-
-    @owned
-    @override
-    def fuse(
-        self,
-        w: DraftFuse[Matrix, Array],
-        embedding: Embedding[Matrix],
-        tokens: Ids,
-        wide: Array,
-    ) -> Array:
-        found = norm(rows_of(embedding.table, mx.array(tokens)), w.norm_embedding, w.eps)
-        token = self.times(found, w.fc_embedding)  # [R, D]
-        hidden = norm(wide, w.norm_hidden, w.eps).reshape(wide.shape[0] * w.streams, -1)
-        turned = self.times(hidden, w.fc_hidden).reshape(wide.shape[0], w.streams, -1)
-        return (turned + token[:, None, :]).reshape(wide.shape)
-
-    @owned
-    @override
-    def logits(self, w: Head[Matrix, Array], wide: Array, rows: Sequence[int]) -> Array:
-        block, _ = self.read_residual(w.mixer, self.take(wide, rows))
-        return self.times(block, w.matrix)
-
-    @owned
-    @override
-    def argmax(self, w: Head[Matrix, Array], wide: Array, rows: Sequence[int]) -> Ids:
-        best = mx.argmax(self.logits(w, wide, rows), axis=-1).astype(mx.int32)
-        self._show(best)
-        return np.array(best)
+        return self._summed(shared, x, weights, each, target)
 
     # inside
-
-    def times(self, x: Array, matrix: Matrix) -> Array:
-        """`x` `[R, in]` times a matrix, `[R, out]`."""
-        return times(x, matrix, exact=self.exact)
-
-    def _biased(self, x: Array, matrix: Matrix, bias: Array | None) -> Array:
-        out = self.times(x, matrix)
-        return out if bias is None else out + bias
 
     def _mixed(
         self,
@@ -420,14 +256,14 @@ class Mlx(Backend[Matrix, Array]):
         features: Mapping[int, Array],
     ) -> Array:
         """The residual after a layer's n-gram features and mixer."""
-        if self.traces is not None and wide.shape[0] <= _ROWS_AT_ONE_GO:
-            traced = self.traces.mixed(self, block, wide, spans)
-            if traced is not None:
-                return traced
         at = block.index
         if block.ple is not None:
             own = [Span(s.start, s.stop, s.position, s.state.ple[at]) for s in spans]
             wide = self.ple(block.ple, wide, features[at], own)
+        if self.traces is not None and wide.shape[0] <= _ROWS_AT_ONE_GO:
+            traced = self.traces.mixed(self, block, wide, spans)
+            if traced is not None:
+                return traced
         if isinstance(block.mixer, DeltaNet):
             delta = [Span(s.start, s.stop, s.position, delta_of(s.state.layers[at])) for s in spans]
             return self.mix_delta(block.mixer_read, block.mixer, wide, delta)
@@ -449,10 +285,41 @@ class Mlx(Backend[Matrix, Array]):
         gathering = self._gathering(routes.ids, x)
         pool = arrivals.pool
         assert isinstance(pool, Pool)
+        if arrivals.steady:
+            waves = list(arrivals)
+            pool.settle()
+            return self._at_once(shared, x, routes, waves, gathering, pool, target)
         for wave in arrivals:
             pool.settle()
             self._wave(gathering, pool, wave.experts, wave.slots)
         return self._finished(shared, x, routes, gathering, target)
+
+    @owned
+    def _at_once(
+        self,
+        shared: SharedExpert[Matrix],
+        x: Array,
+        routes: Routes[Array],
+        waves: Sequence[Wave],
+        gathering: Gathering,
+        pool: Pool,
+        target: tuple[Array, Array] | None,
+    ) -> Array:
+        """All experts, when the last has come: nothing needs to be computed before the host wants to see something."""
+        experts, slots = (np.concatenate(parts) for parts in zip(*waves, strict=True))
+        if target is None or len(x) > _ROWS_AT_ONE_GO:
+            made = gathering.take(pool, experts, slots)
+            if made is not None:
+                self._pending.append(made)
+            return self._finished(shared, x, routes, gathering, target)
+        places = np.full(int(max(experts.max(), routes.ids.max())) + 1, -1, np.int32)
+        places[experts] = slots
+        if (places[routes.ids] < 0).any():
+            raise BackendError(self.name, "experts", "not every expert has arrived")
+        choice = Chosen(x, target[1], routes)
+        out = self._from_memory(shared, target[0], choice, mx.array(places[routes.ids]), pool)
+        self._pending.append(out)
+        return out
 
     @owned
     def _wave(self, gathering: Gathering, pool: Pool, experts: Ids, slots: Ids) -> None:
@@ -476,25 +343,3 @@ class Mlx(Backend[Matrix, Array]):
         out = self._summed(shared, x, routes.weights, gathering.each(), target)
         self._pending.append(out)
         return out
-
-    def _summed(
-        self,
-        shared: SharedExpert[Matrix],
-        x: Array,
-        weights: Array,
-        each: Array,
-        target: tuple[Array, Array] | None,
-    ) -> Array:
-        """Experts' results `[R, K, D]` summed by rank, the shared expert last; into a wide residual if one is given."""
-        out = weights[:, 0, None] * each[:, 0]
-        for rank in range(1, each.shape[1]):
-            out = out + weights[:, rank, None] * each[:, rank]
-        hidden = silu(self.times(x, shared.gate)) * self.times(x, shared.up)
-        switch = sigmoid(self.times(x, shared.switch))
-        out = out + switch * self.times(hidden, shared.down)
-        return out if target is None else self.inject(target[0], out, target[1])
-
-    def _show(self, *arrays: Array | None) -> None:
-        """Compute what the host needs to see, and with it all that still reads slots of the pool."""
-        wanted, self._pending = [*self._pending, *(a for a in arrays if a is not None)], []
-        mx.eval(wanted)

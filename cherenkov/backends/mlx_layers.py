@@ -159,9 +159,9 @@ def append(
     state.length = stop
 
 
-def put(cache: mx.array, rows: mx.array, start: int) -> mx.array:
-    """The cache with rows written to it: in place where nobody else holds it."""
-    begin = mx.array([start], mx.int32)
+def put(cache: mx.array, rows: mx.array, start: int | mx.array) -> mx.array:
+    """The cache with rows written to it: in place where nobody else holds it. `start`: a number, or the first of some."""
+    begin = mx.array([start], mx.int32) if isinstance(start, int) else start[:1]
     return mx.slice_update(cache, rows.astype(cache.dtype), begin, axes=(0,))
 
 

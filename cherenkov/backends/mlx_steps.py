@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -15,7 +15,18 @@ if TYPE_CHECKING:
 
     from cherenkov.backends.operands import Ids, Resident, Routes
 
-__all__ = ["Chosen", "Places", "cache_of", "delta_of", "joined", "pool_of", "present", "stacked"]
+__all__ = [
+    "Chosen",
+    "Guess",
+    "Places",
+    "cache_of",
+    "delta_of",
+    "joined",
+    "listed",
+    "pool_of",
+    "present",
+    "stacked",
+]
 
 
 class Places:
@@ -43,12 +54,27 @@ class Chosen(Choice):
         self.routes = routes
 
 
+class Guess(NamedTuple):
+    """What a router would choose for a residual, asked for before it was wanted."""
+
+    wide: mx.array
+    router: object
+    ids: Ids
+
+
+def listed(tokens: Ids) -> mx.array:
+    """Ids that a kernel reads. A range travels with its kernel's call; an array, the device must fetch from the host."""
+    if len(tokens) == 1:
+        return mx.arange(int(tokens[0]), int(tokens[0]) + 1, dtype=mx.int32)
+    return mx.array(tokens)
+
+
 def joined(parts: Sequence[mx.array]) -> mx.array:
     """Parts, one after the other."""
     return parts[0] if len(parts) == 1 else mx.concatenate(list(parts))
 
 
-def stacked(seen: Sequence[mx.array], like: Ids) -> Ids:
+def stacked(seen: Sequence[mx.array | Ids], like: Ids) -> Ids:
     """The ids of layers that ran, `[n, R, K]`."""
     if not seen:
         return np.empty((0, *like.shape), np.int32)

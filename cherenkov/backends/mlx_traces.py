@@ -1,6 +1,7 @@
 """Parts of a layer that MLX traces once and runs again: building a call of a kernel costs the host more than running it.
 
-Only what depends on arrays alone can be traced: not attention, whose grids grow with the sequence.
+What is traced depends on arrays alone. Attention, whose grids grow with the sequence, is traced once for lengths that have the
+same grids (`mlx_reach`).
 """
 
 from __future__ import annotations
@@ -9,15 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from cherenkov.backends.mlx_steps import delta_of, present
-from cherenkov.backends.operands import DeltaNet, DeltaState, Span
+from cherenkov.backends.fused import Fused
+from cherenkov.backends.kernel_calls import fits_attention
+from cherenkov.backends.mlx_steps import cache_of, delta_of, present
+from cherenkov.backends.operands import AttentionState, DeltaNet, DeltaState, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cherenkov.backends.mlx import Mlx
     from cherenkov.backends.mlx_matrices import Matrix, Pool
-    from cherenkov.backends.operands import Block, Memory
+    from cherenkov.backends.operands import (
+        Block,
+        GatedResidual,
+        Memory,
+        Router,
+        SharedExpert,
+        SparseAttention,
+    )
 
 __all__ = ["Traces"]
 
@@ -39,10 +49,12 @@ class Traces:
         wide: mx.array,
         spans: Sequence[Span[Memory[mx.array]]],
     ) -> mx.array | None:
-        """The residual after a DeltaNet; None if the block is not that alone, or for several sequences."""
+        """The residual after a mixer; None for several sequences, or if there is no kernel for it."""
         mixer = block.mixer
-        if block.ple is not None or len(spans) != 1 or not isinstance(mixer, DeltaNet):
+        if len(spans) != 1:
             return None
+        if not isinstance(mixer, DeltaNet):
+            return self._attended(ops, block, mixer, wide, spans[0])
         span, state = spans[0], delta_of(spans[0].state.layers[block.index])
 
         def run(wide: mx.array, history: mx.array, matrix: mx.array) -> tuple[mx.array, ...]:
@@ -52,6 +64,35 @@ class Traces:
 
         key = ("delta", id(block), span.stop - span.start)
         wide, state.history, state.matrix = self._call(key, run, wide, state.history, state.matrix)
+        return wide
+
+    def _attended(
+        self,
+        ops: Mlx,
+        block: Block[Matrix, mx.array],
+        mixer: SparseAttention[Matrix, mx.array],
+        wide: mx.array,
+        whole: Span[Memory[mx.array]],
+    ) -> mx.array | None:
+        if not isinstance(ops, Fused) or not fits_attention(mixer):
+            return None
+        state, rows = cache_of(whole.state.layers[block.index]), whole.stop - whole.start
+        reach = ops.turns.reach(mixer, Span(0, rows, whole.position, state))
+
+        def run(wide: mx.array, *arrays: mx.array) -> tuple[mx.array, ...]:
+            keys, values, index, blocks = arrays[:4]
+            inner = AttentionState(keys, values, index, blocks, block=state.block)
+            span = Span(0, rows, 0, inner)
+            x, gain = ops.read_residual(block.mixer_read, wide)
+            made = ops.attended(mixer, x, [span], [reach.given(list(arrays[4:]))])
+            out = ops.inject(wide, made, present(gain))
+            return out, inner.keys, inner.values, inner.index_keys, inner.block_keys
+
+        key = ("attention", id(block), rows, reach.key)
+        caches = state.keys, state.values, state.index_keys, state.block_keys
+        wide, *after = self._call(key, run, wide, *caches, *reach.arrays)
+        state.keys, state.values, state.index_keys, state.block_keys = after
+        state.length = whole.position + rows
         return wide
 
     def experts(
@@ -68,11 +109,47 @@ class Traces:
             x, gain = ops.read_residual(block.moe_read, wide)
             ids, weights = ops.best(block.router, x)
             target = (wide, present(gain))
-            return ops.resident(block.shared, x, (ids, weights), slots[ids], pool, target), ids
+            return ops.resident(block.shared, x, weights, slots[ids], pool, target), ids
 
         key = ("experts", id(block), wide.shape[0], id(pool))
         wide, ids = self._call(key, run, wide, slots)
         return wide, ids
+
+    def routes(
+        self,
+        ops: Mlx,
+        read: GatedResidual[Matrix, mx.array],
+        router: Router[Matrix],
+        wide: mx.array,
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+        """What a layer's experts get, the gain of their results, ids and weights."""
+
+        def run(wide: mx.array) -> tuple[mx.array, ...]:
+            x, gain = ops.read_residual(read, wide)
+            return x, present(gain), *ops.best(router, x)
+
+        x, gain, ids, weights = self._call(("routes", id(router), wide.shape[0]), run, wide)
+        return x, gain, ids, weights
+
+    def resident(
+        self,
+        ops: Mlx,
+        shared: SharedExpert[Matrix],
+        x: mx.array,
+        weights: mx.array,
+        slots: mx.array,
+        pool: Pool,
+        target: tuple[mx.array, mx.array],
+    ) -> mx.array:
+        """See `Mlx.resident`."""
+
+        def run(
+            x: mx.array, weights: mx.array, slots: mx.array, wide: mx.array, gain: mx.array
+        ) -> tuple[mx.array, ...]:
+            return (ops.resident(shared, x, weights, slots, pool, (wide, gain)),)
+
+        key = ("resident", id(shared), slots.shape, id(pool))
+        return self._call(key, run, x, weights, slots, *target)[0]
 
     def _call(
         self,

@@ -338,7 +338,14 @@ class Arrivals(Protocol):
     """What `ExpertStore.acquire` hands to `experts`: the pool, and waves of experts as they come within reach.
 
     Every routed expert comes in exactly one wave. A wave's slots are safe until the next wave is asked for.
+
+    Attributes:
+        steady: they are safe until the store is asked for something else: there is a slot for every expert.
     """
+
+    @property
+    def steady(self) -> bool:
+        """See above."""
 
     @property
     def pool(self) -> ExpertPool:

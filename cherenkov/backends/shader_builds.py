@@ -35,7 +35,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Emulation", "Run", "check_with_clang", "compile_for_cuda", "first_error", "tool"]
+__all__ = [
+    "BEFORE_CUDA",
+    "Emulation",
+    "Run",
+    "check_with_clang",
+    "compile_for_cuda",
+    "first_error",
+    "tool",
+]
 
 _FLAGS = [
     "-std=c++17",
@@ -71,7 +79,7 @@ _THREADGROUP_BYTES = 32768
 _NUMPY = {"bfloat16": "uint16"}
 
 
-_BEFORE_CUDA = """#include <cstdint>
+BEFORE_CUDA = """#include <cstdint>
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 namespace mlx::core::cu {
@@ -286,7 +294,7 @@ def compile_for_cuda(
     Raises:
         BackendError: if it does not compile; names its first error.
     """
-    text = _BEFORE_CUDA + kernel.cuda_text(call)
+    text = BEFORE_CUDA + kernel.cuda_text(call)
     command = [nvcc, "-std=c++17", f"-arch={arch}", "-cubin", "-Xptxas", "-v"]
     kept = None if place is None else place / f"{kernel.name}-{_hash(text, *command)}.txt"
     if kept is not None and kept.exists():

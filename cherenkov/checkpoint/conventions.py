@@ -117,9 +117,9 @@ def judge_pre_norms(
     threshold = 0.8 if dialect is Dialect.HUGGING_FACE else 0.5
     complete = sum(medians) / len(medians) > threshold and negative < 0.05
     clear = all((m > threshold) == complete and not 0.4 < m < 0.85 for m in medians)
-    shown = ", ".join(f"{m:.3g}" for m in medians)
+    shown = " and ".join(f"{m:.3g}" for m in medians)
     kind = "as they are" if complete else "as distances from one"
-    text = f"draft head: input norms are stored around {shown}, and read {kind}"
+    text = f"draft head: its input norms are taken {kind}, since their medians are {shown}"
     return complete, [Note(text, "info" if clear else "warning")]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ __all__ = [
     "TensorTable",
     "fingerprint",
     "has_draft_head",
+    "hub_hint",
     "open_shards",
     "vetted",
 ]
@@ -35,6 +37,7 @@ __all__ = [
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DRAFT = "mtp.safetensors"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _TEXT = (".json", ".jinja")
 _COUNTED = (*_TEXT, ".safetensors", ".gguf", ".bin")
 
@@ -182,11 +185,18 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def hub_hint(name: str) -> str:
+    """How to fetch what was not found, if its name can be one of the Hugging Face Hub; else nothing."""
+    if not _HUB_NAME.fullmatch(name) or Path(name).parent.exists():
+        return ""
+    return f"; if it is one of the Hugging Face Hub: hf download {name} --local-dir FOLDER"
+
+
 def _single(folder: Path) -> SafetensorsFile:
     if is_there(folder / SINGLE):
         return SafetensorsFile.open(vetted(folder, SINGLE))
     if not folder.is_dir():
-        raise ModelNotFound(str(folder), [str(folder)], "no such folder")
+        raise ModelNotFound(str(folder), [str(folder)], "no such folder" + hub_hint(str(folder)))
     shards = sorted(path.name for path in folder.glob("*.safetensors"))
     if shards and shards != [DRAFT]:
         raise CorruptModel(folder / INDEX, "missing: without it the shards cannot be checked")

@@ -80,6 +80,11 @@ class Lease:
         return self._store.pool
 
     @property
+    def steady(self) -> bool:
+        """Every missing record has a slot by now, so none that this lease uses will be given to another."""
+        return not self.unplaced
+
+    @property
     def kept(self) -> list[int]:
         """Slots that nothing else may be read into now."""
         return [*self.here.slots.tolist(), *self.held]

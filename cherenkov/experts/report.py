@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from typing_extensions import override
 
 from cherenkov.checkpoint.documents import checked_path, read_object
 from cherenkov.errors import CorruptModel, UnsupportedModel
 from cherenkov.experts.timeline import MOST_POINTS, Point
 from cherenkov.packing.durable import write_file
-from cherenkov.units import MIB
+from cherenkov.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     import os
@@ -251,6 +252,15 @@ class Report(_Part):
         if len(self.reads) != 3:
             raise ValueError("reads lacks a kind")
         return self
+
+    @override
+    def __repr__(self) -> str:
+        # All of it would be pages: a notebook that shows a report shows this.
+        found = f"{self.totals.hit_rate:.1%} of the experts found in memory"
+        read = format_bytes(self.totals.read_bytes)
+        return f"<Report on {self.steps} steps of {self.tokens} tokens: {found}, {read} read>"
+
+    __str__ = __repr__
 
     def as_dict(self) -> dict[str, Any]:
         """The same as dictionaries, lists and numbers."""

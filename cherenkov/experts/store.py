@@ -99,6 +99,13 @@ class ExpertStore:
         self._trial = Trial(lookahead)
 
     @property
+    def approximations(self) -> str:
+        """What it does that answers depend on beside the prompt; empty if nothing: then all is exact."""
+        lower = self.pool.lower
+        fewer = "" if lower is None else f"misses in {lower.bits} bits "
+        return fewer + (f"without misses below {self.cut_weak!r}" if self.cut_weak else "")
+
+    @property
     def slots(self) -> int:
         """Records that fit in memory at once."""
         return len(self._slots.record_in)

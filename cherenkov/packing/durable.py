@@ -29,6 +29,7 @@ __all__ = [
     "flush_folder",
     "free_bytes",
     "publish_folder",
+    "remove_abandoned",
     "require_space",
     "write_file",
 ]
@@ -89,6 +90,19 @@ def write_file(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
         flush_folder(path.parent)
     except OSError as error:
         raise DiskError.wrap(error, path, "write") from error
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove the unfinished files of writers that have died, of `path` or of all that it is a pattern for."""
+    for working in path.parent.glob(f".{path.name}.tmp"):
+        with contextlib.suppress(OSError):  # its writer lives, or has just removed it
+            descriptor = os.open(working, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_named(descriptor, working):
+                    working.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _claim(working: Path) -> int:

@@ -58,10 +58,11 @@ class Turn:
         record: the session as the turn found it.
     """
 
-    __slots__ = ("_kept", "record")
+    __slots__ = ("_kept", "_ticket", "record")
 
     def __init__(self, kept: _Kept) -> None:
         self._kept = kept
+        self._ticket = kept.ticket
         self.record = kept.record
 
 
@@ -141,8 +142,11 @@ class Sessions:
         """End a turn; the session is as it was, unless there was a `commit`."""
         with self._lock:
             kept = turn._kept
-            kept.ticket = None
-            self._touch(kept)
+            if (
+                kept.ticket is turn._ticket
+            ):  # else it was released before, and another turn has begun
+                kept.ticket = None
+                self._touch(kept)
 
     def reserve(self, turn: Turn, record: Record) -> None:
         """See to it that there is room for what a turn makes of its session.

@@ -34,6 +34,8 @@ __all__ = ["Decoder", "Tokenizer"]
 TOKENIZER_LIMIT_BYTES = 128 << 20
 CONFIG_LIMIT_BYTES = 16 << 20
 _MOST_GROWTH = 16
+_LONG_TEXT = 1 << 16
+"""Characters, from which on a text takes so long that other threads must be able to run meanwhile."""
 STOP_NAMES = ("<|im_end|>", "<|endoftext|>")
 
 
@@ -127,8 +129,16 @@ class Tokenizer:
                     param="prompt",
                 ) from None
             with _malformed(self._path):
-                ids += self._inner.encode(piece, add_special_tokens=False).ids
+                ids += self._encoded(piece)
         return ids
+
+    def _encoded(self, piece: str) -> list[int]:
+        """The ids of a piece. What encodes one text holds the interpreter's lock, what encodes a list lets go of it."""
+        if len(piece) < _LONG_TEXT:
+            found: list[int] = self._inner.encode(piece, add_special_tokens=False).ids
+        else:
+            found = self._inner.encode_batch_fast([piece], add_special_tokens=False)[0].ids
+        return found
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of token ids. Ids that the tokenizer does not have (padding) are nothing.
@@ -159,7 +169,9 @@ class Tokenizer:
             return b""
         known = self._bytes.get(token)
         if known is None:
-            known = self._bytes[token] = self._spell(token)
+            known = self._spell(token)
+            if known:  # ids that nobody has are without end: only what there is is remembered
+                self._bytes[token] = known
         return known
 
     def id_of(self, token: str) -> int | None:

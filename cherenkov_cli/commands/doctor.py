@@ -62,6 +62,9 @@ def _report(found: Diagnosis) -> Iterator[str]:
     if found.native:
         yield "CPU kernels"
         yield table(_native(found))
+    if found.kernels:
+        yield "GPU kernels"
+        yield table(_kernels(found))
     if found.data:
         yield "data"
         yield table(_data(found))
@@ -85,6 +88,13 @@ def _native(found: Diagnosis) -> Iterator[tuple[str, str]]:
     else:
         who = f"{threads} threads" if threads > 1 else "1 thread"
         yield "memory is read at", f"{format_bytes(rate)}/s by {who}, measured just now"
+
+
+def _kernels(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    yield "of one source", f"{len(found.kernels['names'])} (cherenkov kernels lists them)"
+    ways = {"the emulator": "emulator", "clang": "address_spaces", "nvcc": "nvcc"}
+    for way, key in ways.items():
+        yield f"compiled by {way}", "yes" if found.kernels[key] else "not here"
 
 
 def _data(found: Diagnosis) -> Iterator[tuple[str, str]]:

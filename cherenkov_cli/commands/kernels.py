@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cherenkov_cli.show import complain, print_json, table
+from cherenkov_cli.show import complain, print_json, say, table
 
 if TYPE_CHECKING:
     from cherenkov.backends.shaders import Kernel
 
 __all__ = ["command"]
+
+_SENTENCE_END = re.compile(r"(?<=[^\s,])[.:] ")
+"""Not the dot of a product or the colon of a slice, which stand free."""
 
 
 @click.command("kernels", short_help="List the GPU kernels, show or compile them.")
@@ -51,11 +55,14 @@ def _purpose(kernel: Kernel) -> str:
             break
         lines.append(line.removeprefix("//").strip())
     text = " ".join(lines)
-    return text.split(". ")[0].split(": ")[0].rstrip(".")
+    return _SENTENCE_END.split(text, maxsplit=1)[0].rstrip(".")
 
 
 def _check(chosen: list[Kernel], *, as_json: bool) -> int:
-    found = {kernel.name: _compiled(kernel) for kernel in chosen}
+    found = {}
+    for number, kernel in enumerate(chosen, 1):
+        say(f"compiling {kernel.name} ({number} of {len(chosen)})")
+        found[kernel.name] = _compiled(kernel)
     if as_json:
         print_json(found)
     else:

@@ -28,7 +28,7 @@ __all__ = ["command"]
     "--lowbit",
     default="refit",
     show_default=True,
-    help="How 3 and 2 bits are made: refit for the least error, truncate for the Rust engine's files.",
+    help="How 3 and 2 bits are made: refit for the least error, truncate as the Rust engine of this name does.",
 )
 @click.option("--no-draft-head", is_flag=True, help="Leave the draft head out.")
 @click.option("--threads", type=int, default=0, metavar="N", help="Workers; 0 is one a core.")

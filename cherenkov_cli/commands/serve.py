@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cherenkov.errors import ConfigError
+from cherenkov.errors import CherenkovError
 from cherenkov_cli.options import engine_options, load_settings_of
 from cherenkov_cli.show import Reporter, one_line, say
 
@@ -44,6 +44,7 @@ _KEYS = {
     "cut_weak": "experts.cut_weak",
     "pool_gb": "experts.pool_gb",
 }
+_OF_THE_LIBRARY = ("backend", "threads", "precision", "cpu_isa")
 
 
 @click.command("serve", short_help="Answer OpenAI's clients over HTTP.")
@@ -77,25 +78,23 @@ def command(config: str | None, print_config: bool, quiet: bool, **given: Any) -
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(
-            "serve",
-            missing[0],
-            "is not installed: pip install 'cherenkov[server]'",
-            source="import",
+        raise CherenkovError(
+            f"the server needs {' and '.join(missing)}: pip install 'cherenkov[server]'"
         )
-    from cherenkov_server.config import load_config, written
+    from cherenkov_server.config import inherited, load_config, written
 
     settings, origins = load_config(_flags(given), config)
+    options = load_settings_of({name: given[name] for name in _OF_THE_LIBRARY})
+    library = inherited(options)  # refused before the address is taken
     if print_config:
-        click.echo(written(origins))
+        click.echo(written(origins, library))
         return 0
     from cherenkov_server.loading import engine_of, name_of
     from cherenkov_server.serve import read_keys, serve
 
     read_keys(settings)  # refused before anything is loaded
-    rest = {name: given[name] for name in ("backend", "threads", "precision", "cpu_isa")}
     with Reporter(quiet=quiet) as report:
-        engine = engine_of(settings, load_settings_of(rest), report)
+        engine = engine_of(settings, options, report)
         return serve(
             settings,
             engine,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from cherenkov.units import format_bytes
@@ -19,11 +17,10 @@ _SHOWN = 20
 @click.option("--quiet", "-q", is_flag=True, help="No progress or notes.")
 def command(path: str, quiet: bool) -> int:
     """Compare every byte of the store in DIR with its checksums, and name what differs."""
-    from cherenkov.packing.verify import verify
-    from cherenkov.preparation import DEMO, locate
+    from cherenkov.preparation import verify
 
     with Reporter(quiet=quiet) as report:
-        found = verify(locate(path, report) if path == DEMO else Path(path).expanduser(), report)
+        found = verify(path, report)
     for problem in found.problems[:_SHOWN]:
         complain(problem.describe())
     if len(found.problems) > _SHOWN:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from typing import TYPE_CHECKING, Any
 
 from litestar import Request, get, post
@@ -74,7 +76,8 @@ async def tokenize(request: Request[Any, Any, Any]) -> ASGIApp:
     if text is None:
         words = "missing parameter: prompt"
         raise Refusal(400, words, param="prompt", code="missing_required_parameter")
-    ids = loaded.tokenizer.encode(text, special=asked.parse_special)
+    encode = functools.partial(loaded.tokenizer.encode, text, special=asked.parse_special)
+    ids = await asyncio.to_thread(encode)  # a long text takes seconds
     most = loaded.plan.context_tokens
     return Json({"count": len(ids), "max_model_len": most, "tokens": ids})
 
@@ -87,7 +90,8 @@ async def detokenize(request: Request[Any, Any, Any]) -> ASGIApp:
     loaded = service.loaded
     asked = validated(Detokenize, body)
     service.check_model(asked.model)
-    text = loaded.tokenizer.decode(asked.tokens, special=True)
+    decode = functools.partial(loaded.tokenizer.decode, asked.tokens, special=True)
+    text = await asyncio.to_thread(decode)
     return Json({"prompt": text, "content": text})
 
 
@@ -115,9 +119,6 @@ async def openapi() -> ASGIApp:
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "cherenkov",
-    }
+    found = {"id": name, "object": "model", "created": service.created, "owned_by": "cherenkov"}
+    length = service.context_tokens
+    return found | ({} if length is None else {"max_model_len": length})

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cherenkov.errors import UnsupportedParam
-from cherenkov_server.wire.generation import Generation, Whole, Wire, without_unsupported
+from cherenkov_server.wire.generation import FIRST, Generation, Whole, Wire, without_unsupported
 from cherenkov_server.wire.reading import validated
 
 __all__ = ["ChatCompletion", "TemplateArguments", "read_chat"]
@@ -38,12 +38,12 @@ class TemplateArguments(Wire):
 class ChatCompletion(Generation):
     """A conversation to answer. What is listed last has no effect here, and is accepted for those who send it."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Whole | None = None
     ignore_eos: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
@@ -101,8 +101,8 @@ class ChatCompletion(Generation):
         Who sends system messages alone means the last of them to be answered; templates ask for a user.
         """
         messages = [_with_tool_calls(message) for message in self.messages]
-        roles = {message.get("role") for message in messages if isinstance(message, dict)}
-        if self.session_id is None and roles and roles <= {"system", "developer"}:
+        roles = [message.get("role") for message in messages]
+        if self.session_id is None and all(role in ("system", "developer") for role in roles):
             messages[-1] = messages[-1] | {"role": "user"}
         return messages
 

@@ -7,13 +7,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from cherenkov.errors import UnsupportedParam
-from cherenkov_server.wire.generation import Generation, Whole, without_unsupported
+from cherenkov_server.wire.generation import FIRST, Generation, Whole, without_unsupported
 from cherenkov_server.wire.reading import validated
 from cherenkov_server.wire.refusals import Refusal
 
 __all__ = ["Completion", "read_completion"]
 
 MAX_PROMPTS = 2048
+MAX_ANSWERS = 2048
+"""To one request: each takes memory before its turn comes."""
 
 _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "suffix": ((), "is not supported: this model cannot fill in"),
@@ -24,7 +26,12 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
 class Completion(Generation):
     """A text to continue, or several."""
 
-    prompt: str | list[str] | list[Whole] | list[list[Whole]]
+    prompt: (
+        str
+        | Annotated[list[str], FIRST]
+        | Annotated[list[Whole], FIRST]
+        | Annotated[list[Annotated[list[Whole], FIRST]], FIRST]
+    )
     echo: bool | None = None
     ignore_eos: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -55,4 +62,8 @@ def read_completion(body: dict[str, Any], *, is_lenient: bool = False) -> Comple
     if not 0 < len(asked.prompts) <= MAX_PROMPTS:
         words = f"prompt: {len(asked.prompts)} prompts, but it must be 1 to {MAX_PROMPTS}"
         raise Refusal(400, words, param="prompt", code="invalid_value")
+    answers = len(asked.prompts) * (asked.n or 1)
+    if answers > MAX_ANSWERS:
+        words = f"n: {answers} answers, but at most {MAX_ANSWERS} to a request are allowed"
+        raise Refusal(400, words, param="n", code="invalid_value")
     return asked

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cherenkov.errors import UnsupportedParam
+from cherenkov.sampling import LEAST_REPETITION, MAX_BIASES
 from cherenkov_server.wire.refusals import Refusal
 
 __all__ = ["Generation", "StreamOptions", "Wire", "checked_count", "without_unsupported"]
@@ -14,6 +15,8 @@ __all__ = ["Generation", "StreamOptions", "Wire", "checked_count", "without_unsu
 MAX_CHOICES = 128
 
 Whole = Annotated[int, Field(ge=0, le=2**63 - 1)]
+FIRST = Field(fail_fast=True)
+"""Of a list: the first wrong item is told, and others are not looked for, which would take seconds."""
 
 
 class Wire(BaseModel):
@@ -42,13 +45,20 @@ class Generation(Wire):
     top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], FIRST] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION, le=10)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,80}$")] | None = None
     user: str | None = None
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _few_biases(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_BIASES:
+            raise ValueError(f"more than {MAX_BIASES} tokens")
+        return value
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from cherenkov.config import reason_of
 from cherenkov.text.nesting import is_within
 from cherenkov_server.wire.refusals import Refusal
 
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["parsed", "validated"]
 
 MAX_DEPTH = 64
+MAX_NAMES = 256
+"""Of parameters: many times what there are."""
 MAX_VALUES = 1 << 18
 """At any one depth: a prompt of so many token ids is the largest that makes sense."""
-
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -41,6 +43,8 @@ def parsed(data: bytes) -> dict[str, Any]:
         raise _invalid(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise _invalid("the body must be a JSON object")
+    if len(value) > MAX_NAMES:
+        raise _invalid(f"the body has {len(value)} parameters, but {MAX_NAMES} at most are known")
     if not is_within(value, MAX_DEPTH, MAX_VALUES):
         raise _invalid(f"the body is nested more than {MAX_DEPTH} deep, or holds too much")
     return value
@@ -55,7 +59,8 @@ def validated(kind: type[T], value: dict[str, Any]) -> T:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise _refusal(kind, error.errors()) from None
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        raise _refusal(kind, found) from None
 
 
 def _refusal(kind: type[BaseModel], found: Sequence[ErrorDetails]) -> Refusal:
@@ -63,8 +68,10 @@ def _refusal(kind: type[BaseModel], found: Sequence[ErrorDetails]) -> Refusal:
     unknown = [one for one in found if one["type"] == "extra_forbidden"]
     first = (unknown or found)[0]
     if not unknown:  # of the alternatives that one parameter may be, the one that came furthest
-        same = [one for one in found if one["loc"][0] == first["loc"][0]]
+        same = [one for one in found if one["loc"][:1] == first["loc"][:1]]
         first = max(same, key=lambda one: (len(_place(one["loc"])), not _is_of_type(one)))
+    if not first["loc"]:  # it is the object itself that is wrong
+        return _invalid("the body holds a name that is not valid Unicode")
     place = _place(first["loc"])
     if unknown:
         near = difflib.get_close_matches(str(first["loc"][-1]), sorted(kind.model_fields), n=1)
@@ -75,7 +82,7 @@ def _refusal(kind: type[BaseModel], found: Sequence[ErrorDetails]) -> Refusal:
     if first["type"] == "missing":
         words = f"missing parameter: {place}"
         return Refusal(400, words, param=place, code="missing_required_parameter")
-    reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    reason = reason_of(first["msg"])
     code = "invalid_type" if _is_of_type(first) else "invalid_value"
     return Refusal(400, f"{place}: {reason}", param=place, code=code)
 

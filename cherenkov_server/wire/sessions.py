@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from cherenkov_server.wire.generation import Generation, Whole, Wire
+from cherenkov_server.wire.generation import FIRST, Generation, Whole, Wire
 
 if TYPE_CHECKING:
     from cherenkov.engine import RequestStatus, SessionInfo
@@ -25,7 +25,7 @@ class NewSession(Generation):
 
     n: Annotated[int, Field(ge=1, le=1)] | None = None
     system: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST] | None = None
     overflow: Literal["error", "trim"] | None = None
     max_completion_tokens: Whole | None = None
 
@@ -43,7 +43,7 @@ class Detokenize(Wire):
     """Tokens to put together."""
 
     model: str | None = None
-    tokens: Annotated[list[Whole], Field(max_length=1 << 20)]
+    tokens: Annotated[list[Whole], Field(max_length=1 << 20, fail_fast=True)]
 
 
 def session_object(info: SessionInfo) -> dict[str, Any]:

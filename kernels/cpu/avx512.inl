@@ -208,10 +208,6 @@ struct Isa {
         const __m256i low = _mm256_castsi128_si256(_mm_unpacklo_epi16(even, odd));
         return {{widen(_mm256_inserti128_si256(low, _mm_unpackhi_epi16(even, odd), 1))}};
     }
-    static ALWAYS_INLINE Float alternate(Float a, Float b) { return _mm512_mask_blend_ps(0xaaaa, a, b); }
-    static ALWAYS_INLINE Float alternate(Float a, Float b, Float c, Float d) {
-        return _mm512_mask_blend_ps(0xcccc, _mm512_mask_blend_ps(0x2222, a, b), _mm512_mask_blend_ps(0x8888, c, d));
-    }
     template <typename Quad>
     static ALWAYS_INLINE void fold(const Quad& chains, float* products) { _mm_storeu_ps(products, quarter(chains.part[0])); }
     static ALWAYS_INLINE void transpose(Int (&v)[16]) {

@@ -17,6 +17,8 @@ void refuse(const char* operation, const std::string& reason) {
 }  // namespace cherenkov::cpu
 
 NB_MODULE(_native, m) {
+    // What lives on at exit belongs to threads that outlive the interpreter, and a user can do nothing about it.
+    nanobind::set_leak_warnings(false);
     m.doc() = "CPU kernels. See kernels/README.md; the Python side is cherenkov.backends.native.";
     cherenkov::cpu::bind_weights(m);
     cherenkov::cpu::bind_flow(m);

@@ -114,8 +114,9 @@ private:
     void fetch_taps(const Span<DeltaState>& span, int first, int last) const;
     void convolve(const Span<DeltaState>& span, int first, int last) const;
     void find_dots(const Span<DeltaState>& span, int spilled, size_t key_head) const;
-    void run_head(const Span<DeltaState>& span, int spilled, size_t head, float* scratch) const;
+    void run_head(const Span<DeltaState>& span, int spilled, size_t head, const float* next, float* scratch) const;
     void run_row(size_t head, size_t row, size_t slot, float* values, float* decays, float* shares, float* recalled) const;
+    void run_heads(const std::vector<Span<DeltaState>>& spans, const int* spills) const;
     void expect_heads(const std::vector<Span<DeltaState>>& spans) const;
     void keep_keys(const Span<DeltaState>& span, int spilled) const;
     size_t head_scratch() const { return (chunk * n_.dk + 2 * chunk * n_.dv + 2 * chunk + n_.dk * n_.dv + 15) / 16 * 16; }
@@ -183,8 +184,8 @@ void Rows::find_dots(const Span<DeltaState>& span, int spilled, size_t key_head)
     });
 }
 
-// One value head over a sequence's rows.
-void Rows::run_head(const Span<DeltaState>& span, int spilled, size_t head, float* scratch) const {
+// One value head over a sequence's rows. `next` is the matrix that this thread reads after it.
+void Rows::run_head(const Span<DeltaState>& span, int spilled, size_t head, const float* next, float* scratch) const {
     const size_t key_head = n_.key_head(head);
     float* matrix = span.state.matrix + head * n_.dk * n_.dv;
     float *values = n_.values(span.state.pending, head), *decays = n_.decays(span.state.pending, head);
@@ -215,9 +216,9 @@ void Rows::run_head(const Span<DeltaState>& span, int spilled, size_t head, floa
         }
         const auto count = static_cast<size_t>(part.count);
         std::memset(recalled, 0, count * 2 * n_.dv * sizeof(float));
-        const bool done = part.row + part.count == span.stop - span.start;  // what comes next is the next head
+        const bool done = part.row + part.count == span.stop - span.start;
         e_.k.add_product(recalled, 2 * part.count, 1.0F, {pair(key_head, begin), n_.dk, 1}, matrix, w_.key_dim,
-                         w_.value_dim, done && matrix != copy ? matrix + n_.dk * n_.dv : matrix);
+                         w_.value_dim, done ? next : matrix);
         for (size_t i = 0; i < count; i++)
             run_row(head, begin + i, static_cast<size_t>(part.first) + i, values, decays, shares,
                     recalled + i * 2 * n_.dv);
@@ -251,6 +252,35 @@ void Rows::run_row(size_t head, size_t row, size_t slot, float* values, float* d
     e_.k.rms_norm(found, w_.norm, w_.value_dim, w_.eps, y);
     if (w_.sigmoid_gate) e_.k.times_sigmoid(y, gate, w_.value_dim);
     else e_.k.times_silu(y, gate, w_.value_dim);
+}
+
+// All heads of a sequence, then those of the next: so matrices are read as they lie. Each thread asks memory for the
+// matrix after the one it works on, and in order for the one it begins with: the sums take it in strips, which is slow
+// where it is not in a cache.
+void Rows::run_heads(const std::vector<Span<DeltaState>>& spans, const int* spills) const {
+    const size_t each = head_scratch(), size = n_.dk * n_.dv, threads = static_cast<size_t>(e_.pool.threads());
+    float* scratch = e_.scratch.take(each * threads);
+    int* expected = e_.scratch.take<int>(threads);
+    std::fill(expected, expected + threads, -1);
+    const auto matrix = [&](int item) {
+        const auto at = static_cast<size_t>(item);
+        return spans[at / n_.heads].state.matrix + at % n_.heads * size;
+    };
+    const int items = static_cast<int>(spans.size() * n_.heads);
+    size_t longest = 0;
+    for (const auto& span : spans) longest = std::max(longest, static_cast<size_t>(span.stop - span.start));
+    const Task heads{items, longest * size * 2, 0};
+    in_pieces(e_, &heads, 1, [&](int, int first, int last, int thread) {
+        const auto t = static_cast<size_t>(thread);
+        for (int item = first; item < last; item++) {
+            if (expected[t] != item)
+                for (size_t i = 0; i < size; i += 16) __builtin_prefetch(matrix(item) + i, 0, 2);
+            expected[t] = item + 1;
+            const auto at = static_cast<size_t>(item);
+            run_head(spans[at / n_.heads], spills[at / n_.heads], at % n_.heads, matrix(item + 1 < items ? item + 1 : item),
+                     scratch + each * t);
+        }
+    });
 }
 
 // Keys of the rows that the next call may need. Only now: until here heads may still fold those before them.
@@ -305,15 +335,8 @@ void Rows::run(const float* x, const std::vector<Span<DeltaState>>& spans, float
             for (size_t i = 0; i < spans.size(); i++) find_dots(spans[i], spills[i], static_cast<size_t>(head));
     });
 
-    const size_t each = head_scratch();
-    float* scratch = e_.scratch.take(each * static_cast<size_t>(e_.pool.threads()));
     e_.pool.ahead.expect({&w_.out});
-    const Task heads{w_.value_heads, rows_ * n_.dk * n_.dv * 2, 0};
-    in_pieces(e_, &heads, 1, [&](int, int first, int last, int thread) {
-        for (int head = first; head < last; head++)
-            for (size_t i = 0; i < spans.size(); i++)
-                run_head(spans[i], spills[i], static_cast<size_t>(head), scratch + each * static_cast<size_t>(thread));
-    });
+    run_heads(spans, spills);
     for (size_t i = 0; i < spans.size(); i++) keep_keys(spans[i], spills[i]);
 
     Inputs mixed(e_, mixed_, width, rows, static_cast<int>(width));

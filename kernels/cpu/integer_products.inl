@@ -8,8 +8,8 @@
 //     chain[g % 4] += (scale_g * step_g) * float(integers_g)                  for g = 0, 1, 2, ...; both are fused
 //     product = (chain[0] + chain[2]) + (chain[1] + chain[3])
 //
-// One row to three take four products at a time (4 x 1, 2 x 2 or 1 x 4 outputs and inputs) straight from the matrix.
-// More rows take a panel of outputs that is unpacked once.
+// A few rows take four outputs at a time straight from the matrix, up to four rows together, so that codes, scales and
+// biases are unpacked once for all of them. More rows take a panel of outputs.
 
 constexpr int parts = 16 / lanes;  // vectors of a quad: four products of four groups
 constexpr int part_groups = lanes / 4;
@@ -18,60 +18,73 @@ struct Quad {
     Float part[parts];
 };
 
-// Sums of 8 codes times activations in each lane, from a block; products p = 0 .. 3 are outputs p / M, inputs p % M.
+// Sums of 8 codes times activations in each lane, from a block of one output, for M inputs.
+template <int M>
 struct Sums {
-    Int p0, p1, p2, p3;
+    Int of[M];
 };
 
 template <int Bits, Precision P, int M, bool Tail>
-ALWAYS_INLINE Sums block_sums(const Strip<4 / M>& strip, const Inputs<M>& in, size_t b, int left) {
-    constexpr int R = 4 / M;
+ALWAYS_INLINE Sums<M> block_sums(const uint8_t* codes, const Inputs<M>& in, size_t b, int left) {
     const auto input = [&](int m, int j) {
         return With<P>::load_int(in.x[m] + b * block_bytes(P) + static_cast<size_t>(j) * 4 * lanes);
     };
-    Int sum[4];
-    UNROLL(4)
-    for (int r = 0; r < R; r++) {
-        const uint8_t* at = strip.codes[r] + b * (block_codes * Bits / 8);
-        if constexpr (P == Precision::int16) {
-            const Int v = With<P>::template words<Bits, Tail>(at, left);
+    Sums<M> sum;
+    const uint8_t* at = codes + b * (block_codes * Bits / 8);
+    if constexpr (P == Precision::int16) {
+        const Int v = With<P>::template words<Bits, Tail>(at, left);
+        UNROLL(4)
+        for (int j = 0; j < 4; j++) {
+            const Int q = With<P>::template code_word<Bits>(v, j);
             UNROLL(4)
-            for (int j = 0; j < 4; j++) {
-                const Int q = With<P>::template code_word<Bits>(v, j);
-                UNROLL(4)
-                for (int m = 0; m < M; m++)
-                    sum[r * M + m] = j == 0 ? With<P>::dot_words(q, input(m, j)) : With<P>::dot_words(sum[r * M + m], q, input(m, j));
-            }
-        } else {
-            Int even, odd;
-            With<P>::template bytes<Bits, Tail>(at, left, even, odd);
-            UNROLL(4)
-            for (int m = 0; m < M; m++) sum[r * M + m] = With<P>::dot_bytes(even, input(m, 0), odd, input(m, 1));
+            for (int m = 0; m < M; m++)
+                sum.of[m] = j == 0 ? With<P>::dot_words(q, input(m, j)) : With<P>::dot_words(sum.of[m], q, input(m, j));
         }
+    } else {
+        Int even, odd;
+        With<P>::template bytes<Bits, Tail>(at, left, even, odd);
+        UNROLL(4)
+        for (int m = 0; m < M; m++) sum.of[m] = With<P>::dot_bytes(even, input(m, 0), odd, input(m, 1));
     }
-    return {sum[0], sum[1], sum[2], sum[3]};
+    return sum;
+}
+
+// The sums of a block of four outputs, reduced: for each input [groups of the block or parts of one][output].
+template <int Bits, Precision P, int M, bool Tail>
+ALWAYS_INLINE Sums<M> four_outputs(const Strip<4>& strip, const Inputs<M>& in, size_t b, int left) {
+    const Sums<M> s0 = block_sums<Bits, P, M, Tail>(strip.codes[0], in, b, left);
+    const Sums<M> s1 = block_sums<Bits, P, M, Tail>(strip.codes[1], in, b, left);
+    const Sums<M> s2 = block_sums<Bits, P, M, Tail>(strip.codes[2], in, b, left);
+    const Sums<M> s3 = block_sums<Bits, P, M, Tail>(strip.codes[3], in, b, left);
+    Sums<M> out;
+    UNROLL(4)
+    for (int m = 0; m < M; m++) out.of[m] = Isa::reduce(s0.of[m], s1.of[m], s2.of[m], s3.of[m]);
+    return out;
 }
 
 // Blocks of a quad of groups. A block is one group or more, or half a group's partner: see Isa::join.
 constexpr int quad_blocks(int group) { return quad_groups * group / block_codes; }
 
-// Integers of the four groups that start at block b, of four products each: [group][product]. The matrix has `left`
-// codes from there on; what is missing counts as zero.
+// Integers of the four groups that start at block b, of four outputs: [group][output], for each input. The matrix has
+// `left` codes from there on; what is missing counts as zero.
 template <int Bits, Precision P, int M, int Group, bool Tail>
-ALWAYS_INLINE void quad_sums(const Strip<4 / M>& strip, const Inputs<M>& in, size_t b, int left, Int (&out)[parts]) {
+ALWAYS_INLINE void quad_sums(const Strip<4>& strip, const Inputs<M>& in, size_t b, int left, Sums<M> (&out)[parts]) {
     constexpr int blocks = quad_blocks(Group);  // of 4, 2 or 1
     const auto block = [&](int i) {
         const int here = left - i * block_codes;
-        Sums s;
-        if (!Tail || here >= block_codes) s = block_sums<Bits, P, M, false>(strip, in, b + static_cast<size_t>(i), block_codes);
-        else if (here > 0) s = block_sums<Bits, P, M, true>(strip, in, b + static_cast<size_t>(i), here);
-        else return Isa::no_sums();
-        return Isa::reduce(s.p0, s.p1, s.p2, s.p3);
+        if (!Tail || here >= block_codes) return four_outputs<Bits, P, M, false>(strip, in, b + static_cast<size_t>(i), block_codes);
+        if (here > 0) return four_outputs<Bits, P, M, true>(strip, in, b + static_cast<size_t>(i), here);
+        Sums<M> none;
+        for (int m = 0; m < M; m++) none.of[m] = Isa::no_sums();
+        return none;
     };
     UNROLL(2)
     for (int i = 0; i < parts; i++) {
         if constexpr (blocks == parts) out[i] = block(i);
-        else out[i] = Isa::join(block(2 * i), block(2 * i + 1));
+        else {
+            const Sums<M> low = block(2 * i), high = block(2 * i + 1);
+            for (int m = 0; m < M; m++) out[i].of[m] = Isa::join(low.of[m], high.of[m]);
+        }
     }
 }
 
@@ -100,64 +113,58 @@ ALWAYS_INLINE Quad spread(const uint8_t* const (&rows)[4], int g, int groups) {
     }
 }
 
-template <int M>
-ALWAYS_INLINE Float pick(const float* const (&x)[M], size_t at) {
-    if constexpr (M == 1) return Isa::load(x[0] + at);
-    else if constexpr (M == 2) return Isa::alternate(Isa::load(x[0] + at), Isa::load(x[1] + at));
-    else return Isa::alternate(Isa::load(x[0] + at), Isa::load(x[1] + at), Isa::load(x[2] + at), Isa::load(x[3] + at));
-}
-
 template <int Bits, Precision P, int M, int Group, bool Tail>
-ALWAYS_INLINE void add_quad(const Strip<4 / M>& strip, const Inputs<M>& in, const uint8_t* const (&scales)[4],
-                            const uint8_t* const (&biases)[4], int g, int groups, Quad& chains) {
+ALWAYS_INLINE void add_quad(const Strip<4>& strip, const Inputs<M>& in, int g, int groups, Quad (&chains)[M]) {
     const auto b = static_cast<size_t>(g / quad_groups * quad_blocks(Group));
-    Int sums[parts];
+    Sums<M> sums[parts];
     quad_sums<Bits, P, M, Group, Tail>(strip, in, b, (groups - g) * Group, sums);
-    const Quad scale = spread<Tail>(scales, g, groups), bias = spread<Tail>(biases, g, groups);
+    const Quad scale = spread<Tail>(strip.scales, g, groups), bias = spread<Tail>(strip.biases, g, groups);
     UNROLL(2)
     for (int i = 0; i < parts; i++) {
         const size_t at = static_cast<size_t>(g + i * part_groups) * 4;
-        const Float biased = Isa::fmadd(bias.part[i], pick<M>(in.sums, at), chains.part[i]);
-        const Float step = Isa::mul(scale.part[i], pick<M>(in.steps, at));
-        chains.part[i] = Isa::fmadd(step, With<P>::to_float(sums[i]), biased);
+        UNROLL(4)
+        for (int m = 0; m < M; m++) {
+            const Float biased = Isa::fmadd(bias.part[i], Isa::load(in.sums[m] + at), chains[m].part[i]);
+            const Float step = Isa::mul(scale.part[i], Isa::load(in.steps[m] + at));
+            chains[m].part[i] = Isa::fmadd(step, With<P>::to_float(sums[i].of[m]), biased);
+        }
     }
 }
 
-// 4 / M outputs from n on, for M inputs.
+// Four outputs from n on, for M inputs.
 template <int Bits, Precision P, int M, int Group>
 ALWAYS_INLINE void integer_strip(const Weights& w, const Inputs<M>& in, int n, int last) {
-    constexpr int R = 4 / M;
+    constexpr int R = 4;
     constexpr size_t quad_bytes = quad_groups * Group * Bits / 8;
     const Strip<R> strip = strip_of<R>(w, n, last);
-    const uint8_t *scales[4], *biases[4];
-    for (int p = 0; p < 4; p++) scales[p] = strip.scales[p / M], biases[p] = strip.biases[p / M];
     const int groups = w.cols / Group;
     prefetch_scales(w, n, last, R);
     const uint8_t* ahead = codes_ahead(w, n, last);
-    Quad chains;
-    for (int i = 0; i < parts; i++) chains.part[i] = Isa::zero();
+    Quad chains[M];
+    for (int m = 0; m < M; m++)
+        for (int i = 0; i < parts; i++) chains[m].part[i] = Isa::zero();
     int g = 0;
     for (; g + quad_groups <= groups; g += quad_groups) {
         // Not row by row, as the codes are used: memory gives most to those who ask in order.
         const uint8_t* at = ahead + static_cast<size_t>(g / quad_groups) * quad_bytes * R;
         for (size_t line = 0; line < quad_bytes * R; line += 64) Isa::prefetch(at + line);
-        add_quad<Bits, P, M, Group, false>(strip, in, scales, biases, g, groups, chains);
+        add_quad<Bits, P, M, Group, false>(strip, in, g, groups, chains);
     }
-    if (g < groups) add_quad<Bits, P, M, Group, true>(strip, in, scales, biases, g, groups, chains);
-    float products[4];
-    Isa::fold(chains, products);
-    for (int p = 0; p < 4; p++)
-        if (n + p / M < last) in.y[p % M][n + p / M] = products[p];
+    if (g < groups) add_quad<Bits, P, M, Group, true>(strip, in, g, groups, chains);
+    for (int m = 0; m < M; m++) {
+        float products[4];
+        Isa::fold(chains[m], products);
+        for (int r = 0; r < R && n + r < last; r++) in.y[m][n + r] = products[r];
+    }
 }
 
 template <int Bits, Precision P, int M>
 void integer_rows(const Weights& w, const Row* rows, int first, int last) {
     const Inputs<M> in = inputs_of<M>(rows, packed_layout(Packing::of(w, P), w.cols));
-    constexpr int R = 4 / M;
     if (w.group == 64)
-        for (int n = first; n < last; n += R) integer_strip<Bits, P, M, 64>(w, in, n, last);
+        for (int n = first; n < last; n += 4) integer_strip<Bits, P, M, 64>(w, in, n, last);
     else
-        for (int n = first; n < last; n += R) integer_strip<Bits, P, M, 32>(w, in, n, last);
+        for (int n = first; n < last; n += 4) integer_strip<Bits, P, M, 32>(w, in, n, last);
 }
 
 // --- rows of a single group ---------------------------------------------------------------------------------------------
@@ -171,10 +178,9 @@ inline bool is_narrow(const Weights& w) { return lanes == narrow_outputs && w.co
 template <int Bits, Precision P>
 ALWAYS_INLINE void narrow_strip(const Weights& w, const Inputs<1>& in, int n, int last) {
     const Strip<4> low = strip_of<4>(w, n, last), high = strip_of<4>(w, n + 4, last);
-    const Sums a = block_sums<Bits, P, 1, false>(low, in, 0, block_codes);
-    const Int first = Isa::reduce(a.p0, a.p1, a.p2, a.p3);
-    const Sums b = block_sums<Bits, P, 1, false>(high, in, 0, block_codes);
-    const Int sums = Isa::join(first, Isa::reduce(b.p0, b.p1, b.p2, b.p3));
+    const Sums<1> a = four_outputs<Bits, P, 1, false>(low, in, 0, block_codes);
+    const Sums<1> b = four_outputs<Bits, P, 1, false>(high, in, 0, block_codes);
+    const Int sums = Isa::join(a.of[0], b.of[0]);
     const Float scale = Isa::load_bf16(low.scales[0]), bias = Isa::load_bf16(low.biases[0]);
     const Float biased = Isa::fmadd(bias, Isa::splat(in.sums[0][0]), Isa::zero());
     const Float step = Isa::mul(scale, Isa::splat(in.steps[0][0]));
@@ -331,13 +337,5 @@ void multiply_integers(const Weights& w, const Row* rows, int count, int first, 
         if (count >= Isa::panel_from) return multiply_panels<Bits>(w, rows, count, first, last);
     if constexpr (lanes == narrow_outputs)
         if (is_narrow(w)) first = multiply_narrow<Bits, P>(w, rows, count, first, last);
-    for (int m = 0; m < count;) {
-        const int left = count - m;
-        if (left >= 4) integer_rows<Bits, P, 4>(w, rows + m, first, last), m += 4;
-        else if (left == 3) {
-            const Row four[4] = {rows[m], rows[m + 1], rows[m + 2], rows[m + 2]};  // the last one twice
-            integer_rows<Bits, P, 4>(w, four, first, last), m += 3;
-        } else if (left == 2) integer_rows<Bits, P, 2>(w, rows + m, first, last), m += 2;
-        else integer_rows<Bits, P, 1>(w, rows + m, first, last), m += 1;
-    }
+    by_fours(count, [&]<int M>(int m) { integer_rows<Bits, P, M>(w, rows + m, first, last); });
 }

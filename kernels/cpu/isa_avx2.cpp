@@ -27,7 +27,7 @@ struct Isa {
     static constexpr bool has_bf16 = false;
     static constexpr bool has_integers = ISA_INTEGERS;
     static constexpr int tile_rows = 4;   // inputs that a panel meets at a time: eight sums fit the registers
-    static constexpr int panel_from = 6;  // rows from which unpacking a panel pays
+    static constexpr int panel_from = 12; // rows from which unpacking a panel pays
 
     // Output rows per pass, by what fits 16 registers.
     template <int Bits, Precision P, int M>
@@ -235,10 +235,6 @@ struct Isa {
         const __m128i a = load_two(r0, r1), b = load_two(r2, r3);
         const __m128i even = _mm_unpacklo_epi16(a, b), odd = _mm_unpackhi_epi16(a, b);
         return {{widen(_mm_unpacklo_epi16(even, odd)), widen(_mm_unpackhi_epi16(even, odd))}};
-    }
-    static ALWAYS_INLINE Float alternate(Float a, Float b) { return _mm256_blend_ps(a, b, 0xaa); }
-    static ALWAYS_INLINE Float alternate(Float a, Float b, Float c, Float d) {
-        return _mm256_blend_ps(_mm256_blend_ps(a, b, 0x22), _mm256_blend_ps(c, d, 0x88), 0xcc);
     }
     template <typename Quad>
     static ALWAYS_INLINE void fold(const Quad& chains, float* products) {

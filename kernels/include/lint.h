@@ -22,6 +22,7 @@ typedef __fp16 bfloat; typedef __fp16 bfloat16_t;  // only the type checks matte
   typedef T n##4 __attribute__((ext_vector_type(4)));                                      \
   n##2 msl_make_##n##2(T); n##2 msl_make_##n##2(T, T); n##3 msl_make_##n##3(T); n##3 msl_make_##n##3(T, T, T); \
   n##4 msl_make_##n##4(T); n##4 msl_make_##n##4(T, T, T, T);
+template <typename T, int N> using vec = T __attribute__((ext_vector_type(N)));
 V(float, float) V(int, int) V(uint, uint) V(uchar, uchar) V(ushort, ushort)
 #undef V
 #define F(n) float n(float);

@@ -1,16 +1,16 @@
-// Keys of finished index blocks: out[j] = rotate(norm(mean of raw[(first + j) * block + 0 .. block - 1])). raw [T, N] T,
-// weight [N], cosine sine [J, half], params[0] = eps, out [J, N]. dims: first, block, half. Grid (32, J, 1), threadgroup (32, 1, 1).
+// Keys of finished index blocks: out[j] = rotate(norm(mean of raw[(from[0] + j) * block + 0 .. block - 1])). raw [T, N] T,
+// weight [N], cosine sine [J, half], params[0] = eps, out [J, N]. dims: block, half. Grid (32, J, 1), threadgroup (32, 1, 1).
 threadgroup float mean[N];
 const uint lane = thread_index_in_simdgroup;
 const uint j = threadgroup_position_in_grid.y;
-const uint block = uint(dims[1]);
-const uint turned_half = uint(dims[2]);
-const size_t from = (size_t(dims[0]) + j) * block * N;
+const uint block = uint(dims[0]);
+const uint turned_half = uint(dims[1]);
+const size_t at = (size_t(from[0]) + j) * block * N;
 float s = 0.0f;
 for (uint i = lane; i < N; i += 32) {
   float sum = 0.0f;
   for (uint k = 0; k < block; k++) {
-    sum += float(raw[from + k * N + i]);
+    sum += float(raw[at + k * N + i]);
   }
   sum /= float(block);
   mean[i] = sum;

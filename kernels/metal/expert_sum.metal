@@ -8,8 +8,17 @@ const uint streams = uint(dims[1]);
 const uint top = uint(dims[2]);
 if (d < size) {
   float sum = 0.0f;
-  for (uint k = 0; k < top; k++) {
-    sum += weights[r * top + k] * y[size_t(place[r * top + k]) * size + d];
+  for (uint k = 0; k < top; k += 5) {
+    float part[5];  // read together, added in order
+    #pragma unroll
+    for (uint u = 0; u < 5; u++) {
+      const uint at = r * top + min(k + u, top - 1);
+      part[u] = weights[at] * y[size_t(place[at]) * size + d];
+    }
+    #pragma unroll
+    for (uint u = 0; u < 5; u++) {
+      sum += k + u < top ? part[u] : 0.0f;
+    }
   }
   sum += sigmoid(control[r]) * shared[size_t(r) * size + d];
   for (uint s = 0; s < streams; s++) {

@@ -1,27 +1,29 @@
 // Gate and up of experts in slots: h[p * TX + t, o] = silu(G . x[rows[p * TX + t]]) * (U . x[..]), of the record in slot
 // slots[p]. pool [slots, words], tags the width of each slot's codes (looked at if WIDTH is 0), x [R, IN], h [P * TX, OUT].
-// rows below 0 stand for none and are computed as row 0. dims: words of a slot, IN, OUT, log2 of the group, lanes a row.
-// Grid (32, simdgroups, P), threadgroup (32, 4, 1).
+// rows below 0 stand for none and are computed as row 0. dims: words of a slot, IN, OUT, log2 of the group, and
+// the exponent of 2^23 (see `code`).
+// Grid (32, simdgroups, P), threadgroup (32, SG, 1).
+threadgroup float stage[TX * TILE * 36];
 const uint p = threadgroup_position_in_grid.z;
+const uint t = thread_index_in_threadgroup;
 const uint lane = thread_index_in_simdgroup;
-const uint lanes = uint(dims[4]);
-const uint side = 32u / lanes;
-const Walk walk = {uint(dims[1]), uint(dims[3]), lanes, side, 0u, 0u};
+const uint side = 32 / LANES;
+const Walk walk = {uint(dims[1]), uint(dims[3]), side, uint(dims[4])};
 const uint out = uint(dims[2]);
 const uint start = min(thread_position_in_grid.y * (side * ROWS), max(out, side * ROWS) - side * ROWS);
-const uint first = min(start + lane / lanes, out - 1 - (ROWS - 1) * side);
+const uint first = min(start + lane / LANES, out - 1 - (ROWS - 1) * side);
 const device uint32_t* rec = pool + size_t(slots[p]) * uint(dims[0]);
 const int tag = tags[slots[p]];
 uint offset[TX];
-for (uint t = 0; t < TX; t++) {
-  offset[t] = uint(max(rows[p * TX + t], 0)) * walk.in;
+for (uint n = 0; n < TX; n++) {
+  offset[n] = uint(max(rows[p * TX + n], 0)) * walk.in;
 }
 float acc[2 * ROWS * TX];  // gate, up
-tagged_rows<WIDTH, ROWS, TX, 2>(tag, rec, 0u, walk.in * out, x, offset, first, lane, walk, acc);
-if (lane % lanes == 0) {
+tagged_rows<WIDTH, ROWS, LANES, AHEAD, TX, 2, TILE>(tag, rec, 0u, walk.in * out, x, offset, first, t, SG * 32, walk, stage, acc);
+if (lane % LANES == 0) {
   for (uint r = 0; r < ROWS; r++) {
-    for (uint t = 0; t < TX; t++) {
-      h[(size_t(p) * TX + t) * out + first + r * side] = silu(acc[r * TX + t]) * acc[(ROWS + r) * TX + t];
+    for (uint n = 0; n < TX; n++) {
+      h[(size_t(p) * TX + n) * out + first + r * side] = silu(acc[r * TX + n]) * acc[(ROWS + r) * TX + n];
     }
   }
 }

@@ -6,9 +6,17 @@ const uint g = threadgroup_position_in_grid.y;
 const uint n = uint(dims[0]);
 const size_t at = (size_t(threadgroup_position_in_grid.z) * uint(dims[1]) + g) * n;
 float s = 0.0f;
-for (uint i = t; i < n; i += SG * 32) {
-  const float v = x[at + i];
-  s += v * v;
+for (uint start = t; start < n; start += 5 * SG * 32) {
+  float v[5];  // read together
+  #pragma unroll
+  for (uint u = 0; u < 5; u++) {
+    const uint i = start + u * SG * 32;
+    v[u] = i < n ? x[at + i] : 0.0f;
+  }
+  #pragma unroll
+  for (uint u = 0; u < 5; u++) {
+    s += v[u] * v[u];
+  }
 }
 s = simd_sum(s);
 if (thread_index_in_simdgroup == 0) {
@@ -20,6 +28,18 @@ for (uint i = 0; i < SG; i++) {
   total += part[i];
 }
 const float inverse = rsqrt(total / float(n) + params[0]);
-for (uint i = t; i < n; i += SG * 32) {
-  out[at + i] = x[at + i] * inverse * weight[g * n + i];
+for (uint start = t; start < n; start += 5 * SG * 32) {
+  float v[5];
+  #pragma unroll
+  for (uint u = 0; u < 5; u++) {
+    const uint i = min(start + u * SG * 32, n - 1);
+    v[u] = x[at + i] * weight[g * n + i];
+  }
+  #pragma unroll
+  for (uint u = 0; u < 5; u++) {
+    const uint i = start + u * SG * 32;
+    if (i < n) {
+      out[at + i] = v[u] * inverse;
+    }
+  }
 }

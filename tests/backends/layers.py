@@ -304,5 +304,7 @@ class Arrivals:
             self.waves.append(Wave(np.array(experts, dtype=np.int32), slots))
             slot += len(experts)
 
+    steady = True  # each has a slot of its own
+
     def __iter__(self):
         return iter(self.waves)

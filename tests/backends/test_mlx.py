@@ -105,6 +105,7 @@ def test_a_slot_may_be_overwritten_when_the_next_wave_is_asked_for(ops):
 
     class Overwriting:
         pool = arrivals.pool
+        steady = False
 
         def __iter__(self):
             for wave in arrivals.waves:
@@ -188,3 +189,22 @@ def test_traced_layers_answer_as_others_do(glow_store):
     np.testing.assert_array_equal(again.logits, found.logits)
     for name, state in expected.states.items():
         assert np.abs(found.states[name] - state).max() <= 1e-5 * max(1, np.abs(state).max()), name
+
+
+def test_the_engine_serves_from_mlx(glow_store):
+    """Requests in company, whose steps another thread than the caller's begins, say what each says alone."""
+    from cherenkov import Model
+    from cherenkov.chat.options import Settings
+    from cherenkov.engine import ChatRequest, Engine
+
+    asked = ["What is the capital of France?", "What is the capital of Spain?", "Who are you?"]
+    chats = [[{"role": "user", "content": text}] for text in asked]
+    settings = Settings().updated({"max_tokens": 8})
+    with Model.load(glow_store, backend="mlx", context_tokens=256, sequences=3) as model:
+        alone = [model.chat(chat, max_tokens=8).text for chat in chats]
+        with Engine(model) as engine:
+            tickets = [engine.submit(ChatRequest(chat, settings)) for chat in chats]
+            found = [ticket.reply().text for ticket in tickets]
+            assert engine.metrics().failed == 0
+    assert found == alone
+    assert "Paris" in found[0]

@@ -44,6 +44,8 @@ class Arrivals:
             self.pool.memory[slot, : len(record)] = record
         self.waves = waves
 
+    steady = True
+
     def __iter__(self):
         for wave in self.waves:
             ids = np.array(wave, dtype=np.int32)

@@ -217,6 +217,20 @@ def test_what_was_read_survives_a_restart(model, tmp_path):
         assert engine.submit(longer).started().cached_tokens > 0
 
 
+def test_what_was_read_with_experts_left_out_is_not_gone_on_from_exactly(glow_store, tmp_path):
+    limits = Limits(prefix_cache_dir=str(tmp_path / "prefixes"))
+    request = asked("What is the capital of France?", {"max_tokens": 6})
+    cached = []
+    for weak in (1.0, None, 1.0):
+        with (
+            Model.load(glow_store, context_tokens=256, pool=0.004, cut_weak=weak) as model,
+            Engine(model, limits) as engine,
+        ):
+            engine.wait_ready()
+            cached.append(engine.submit(request).reply().usage.cached_tokens > 0)
+    assert cached == [False, False, True]
+
+
 @pytest.mark.parametrize("mode", ["mtp", "ngram"])
 def test_drafts_go_on_in_company_and_after_a_hit(glow_store, tmp_path, mode):
     """Tokens are guessed ahead for several answers at once, from points of the cache and of the disk too; the text is the same."""
@@ -243,3 +257,18 @@ def test_drafts_go_on_in_company_and_after_a_hit(glow_store, tmp_path, mode):
                         assert all(r.usage.cached_tokens == r.usage.prompt_tokens for r in replies)
                 figures = engine.metrics()
         assert figures.prefix.loaded == len(texts)
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_a_hit_on_mlx(glow_store, tmp_path, count):
+    pytest.importorskip("mlx.core")
+    limits = Limits(prefix_cache_bytes=64 << 20, prefix_cache_dir=str(tmp_path))
+    options = {"backend": "mlx", "context_tokens": 64, "sequences": 2}
+    request = CompletionRequest(list(range(50, 50 + count)), Settings().updated({"max_tokens": 3}))
+    found = []
+    for _ in range(2):  # the second engine reads what the first has written
+        with Model.load(glow_store, **options) as model, Engine(model, limits) as engine:
+            engine.wait_ready()
+            found += [engine.submit(request).reply() for _ in range(2)]
+    assert [reply.usage.cached_tokens for reply in found] == [0, count, count, count]
+    assert len({reply.text for reply in found}) == 1

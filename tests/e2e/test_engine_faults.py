@@ -7,7 +7,7 @@ import pytest
 
 from cherenkov import Model
 from cherenkov.chat.options import Settings
-from cherenkov.engine import ChatRequest, CompletionRequest, Engine, Limits, TurnRequest
+from cherenkov.engine import ChatRequest, CompletionRequest, Engine, Limits
 from cherenkov.errors import (
     BackendError,
     Cancelled,
@@ -167,6 +167,28 @@ def test_a_poisoned_request(model, alone, monkeypatch, what):
         assert outcome(bad) is BackendError
         assert engine.metrics().failed == 1
         settled(engine)
+
+
+def test_a_failure_between_steps(model, alone, monkeypatch):
+    with Engine(model) as engine:
+        engine.wait_ready()
+        for owner, name in ((engine._batch.line, "next"), (engine._batch.cache, "sweep")):
+            once = failing(getattr(owner, name), 1, after=False)
+            monkeypatch.setattr(owner, name, once)
+            assert outcome(engine.submit(asked(TEXTS[0]))) in {alone[0], BackendError}
+            assert outcome(engine.submit(asked(TEXTS[0]))) == alone[0]
+
+
+def test_what_ends_the_engines_thread_ends_all_requests(model, monkeypatch):
+    def gone(*_):
+        raise SystemExit
+
+    with Engine(model) as engine:
+        engine.wait_ready()
+        monkeypatch.setattr(engine._batch, "turn", gone)
+        with pytest.raises(BackendError, match="SystemExit"):
+            engine.submit(asked(TEXTS[0])).reply()
+        assert engine.state == "failed"
 
 
 def test_a_record_that_cannot_be_read(model, alone, monkeypatch):
@@ -423,78 +445,3 @@ def test_draining(model, alone):
     with Engine(model) as engine:
         left = [engine.submit(asked(text, max_tokens=100)) for text in TEXTS]
     assert all(isinstance(outcome(t), tuple) or outcome(t) is Cancelled for t in left)
-
-
-def test_going_on_whatever_the_model_says(model):
-    settings = Settings().updated({"max_tokens": 30})
-    with Engine(model) as engine:
-        ended = engine.submit(ChatRequest(said("Hello"), settings)).reply()
-        assert ended.finish_reason == "stop"
-        on = engine.submit(ChatRequest(said("Hello"), settings, ignore_eos=True)).reply()
-        assert (on.finish_reason, on.usage.output_tokens) == ("length", 30)
-        assert on.text.startswith(ended.text)
-
-
-def test_an_answer_that_says_too_much(model):
-    settings = Settings().updated({"max_tokens": 60})
-    with Engine(model, Limits(response_bytes=10)) as engine:
-        reply = engine.submit(ChatRequest(said("Hello"), settings, ignore_eos=True)).reply()
-    assert reply.finish_reason == "length"
-    assert 10 < len(reply.text) < 60
-
-
-# --- sessions
-
-
-def test_a_turn_counts_or_does_not(model, monkeypatch):
-    with Engine(model) as engine:
-        session = engine.open_session(**OPTIONS).id
-        twin = model.session(**OPTIONS)
-        assert words(engine.submit(TurnRequest(session, "Hello")).reply()) == words(
-            twin.send("Hello")
-        )
-        before = engine.session(session)
-        turn = TurnRequest(session, "More.", {"max_tokens": 100, "temperature": 0.1, "seed": 5})
-        ticket = engine.submit(turn)
-        with pytest.raises(RequestError) as error:
-            engine.submit(turn)
-        assert error.value.code == "busy"
-        ticket.started()
-        ticket.cancel()
-        assert ticket.reply().finish_reason == "cancelled"
-        logits = parts(model)["logits"]
-        with monkeypatch.context() as patch:
-            patch.setattr(*logits, failing(getattr(*logits), 1, after=False))
-            with pytest.raises(BackendError):
-                engine.submit(turn).reply()
-        with pytest.raises(RequestError):
-            engine.submit(TurnRequest(session, "More.", {"max_tokens": 0})).reply()
-        after = engine.session(session)
-        assert (after.turns, after.usage, after.messages) == (1, before.usage, before.messages)
-        assert after.settings == before.settings
-        assert words(engine.submit(TurnRequest(session, "And?")).reply()) == words(
-            twin.send("And?")
-        )
-        for code in ("session_not_found",):
-            with pytest.raises(RequestError) as error:
-                engine.submit(TurnRequest(session, "And?", owner="another"))
-            assert error.value.code == code
-        engine.close_session(session)
-        with pytest.raises(RequestError) as error:
-            engine.session(session)
-        assert error.value.code == "session_not_found"
-
-
-def test_a_seed_begins_anew(model):
-    with Engine(model) as engine:
-        options = {"max_tokens": 10, "temperature": 1.3}
-        session = engine.open_session(seed=1, **options).id
-        fresh = engine.open_session(seed=9, **options).id
-        engine.submit(TurnRequest(session, "Hello")).reply()
-        engine.submit(TurnRequest(fresh, "Hello", {"seed": 1})).reply()
-        engine.submit(TurnRequest(session, "And?", {"seed": 1})).reply()
-        texts = [
-            engine.submit(TurnRequest(one, "Why?")).reply().text for one in (session, fresh, fresh)
-        ]
-        assert len(set(texts)) > 1  # it goes on from where it is
-        assert engine.session(session).settings == engine.session(fresh).settings

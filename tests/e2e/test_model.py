@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cherenkov import Model, Sampling
+from cherenkov import Model, Sampling, inspect, prepare, verify
 from cherenkov.config import ModelOptions, Settings
 from cherenkov.errors import (
     BackendError,
@@ -207,6 +207,28 @@ def test_nothing_is_no_model(tmp_path):
         Model.load(tmp_path)
     with pytest.raises(ModelNotFound):
         Model.load(tmp_path / "absent")
+
+
+def test_verifying_takes_what_the_command_takes(tmp_path, monkeypatch, glow_store):
+    monkeypatch.setenv("CHERENKOV_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(glow_store.parent))
+    assert verify(f"~/{glow_store.name}").ok
+    found = verify("demo")
+    assert found.ok
+    assert found.path.parent == tmp_path / "stores"
+
+
+def test_what_may_be_a_model_of_the_hub_is_said_how_to_get(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hint = r"hf download some-org/Some\.Model --local-dir FOLDER$"
+    for ask in (Model.load, inspect, lambda name: prepare(name, "out")):
+        with pytest.raises(ModelNotFound, match=hint):
+            ask("some-org/Some.Model")
+    (tmp_path / "some-org").mkdir()  # then it is a path
+    for name in ("some-org/Some.Model", "a/b/c", "absent"):
+        with pytest.raises(ModelNotFound) as caught:
+            Model.load(name)
+        assert "hf download" not in str(caught.value)
 
 
 def test_a_flipped_bit_is_found_when_the_record_is_read(glow_store, tmp_path):

@@ -32,6 +32,7 @@ def one_line(caught, param):
         (lambda: cherenkov.prepare(5, "out"), "source"),
         (lambda: cherenkov.prepare("demo", 5), "output"),
         (lambda: cherenkov.verify(5), "path"),
+        (lambda: cherenkov.Engine("demo"), "model"),
     ],
 )
 def test_of_functions(call, param):

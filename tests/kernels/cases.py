@@ -4,6 +4,8 @@ import mlx.core as mx
 import numpy as np
 
 from cherenkov.backends import kernel_calls as calls
+from cherenkov.backends import product_calls as products
+from cherenkov.backends.launches import place
 from cherenkov.backends.mlx_matrices import Matrix
 from cherenkov.packing.layout import ExpertLayout
 from tests.backends.layers import Geometry, Layers
@@ -31,11 +33,14 @@ def _matrix(out, columns, bits, group=32):
 def _cases():
     for bits in (2, 3, 4, 8, 16, 32):
         for rows in (1, 3):
-            yield f"product-{bits}-{rows}", calls.product(_values(rows, 96), _matrix(37, 96, bits))
-    yield "product-long", calls.product(_values(1, 2112), _matrix(8, 2112, 4, 64), 1, 0.5)
-    yield "product-few", calls.product(_values(2, 64), _matrix(3, 64, 4), 2, 0.25)
-    yield "swiglu", calls.swiglu(_values(1, 64), _matrix(33, 64, 4), _matrix(33, 64, 4))
-    yield "swiglu-rows", calls.swiglu(_values(4, 64), _matrix(5, 64, 8), _matrix(5, 64, 8))
+            yield (
+                f"product-{bits}-{rows}",
+                products.product(_values(rows, 96), _matrix(37, 96, bits)),
+            )
+    yield "product-long", products.product(_values(1, 2112), _matrix(8, 2112, 4, 64), 1, 0.5)
+    yield "product-few", products.product(_values(2, 64), _matrix(3, 64, 4), 2, 0.25)
+    yield "swiglu", products.swiglu(_values(1, 64), _matrix(33, 64, 4), _matrix(33, 64, 4))
+    yield "swiglu-rows", products.swiglu(_values(4, 64), _matrix(5, 64, 8), _matrix(5, 64, 8))
     yield from _expert_cases()
     yield from _residual_cases()
     yield from _delta_cases()
@@ -69,12 +74,12 @@ def _expert_cases():
             what = f"{bits}-{tile}{'-tagged' if mixed else ''}"
             yield (
                 f"expert-up-{what}",
-                calls.expert_up(layout, pool, tags, slots, rows, _values(2, 96), mixed=mixed),
+                products.expert_up(layout, pool, tags, slots, rows, _values(2, 96), mixed=mixed),
             )
             h = _values(3 * tile, 64)
             yield (
                 f"expert-down-{what}",
-                calls.expert_down(layout, pool, tags, slots, h, mixed=mixed),
+                products.expert_down(layout, pool, tags, slots, h, mixed=mixed),
             )
     place = mx.array([5, 4, 3, 2, 1, 0], mx.int32)
     yield (
@@ -100,7 +105,7 @@ def _residual_cases():
     for rows in (1, 3):
         yield (
             f"residual-mix-{rows}",
-            calls.residual_mix(_values(rows, 64), _matrix(3 * 20, 64, 4), _values(rows, 60), 3),
+            products.residual_mix(_values(rows, 64), _matrix(3 * 20, 64, 4), _values(rows, 60), 3),
         )
     yield "inject", calls.inject(_values(2, 120), _values(2, 40), _values(2, 3))
 
@@ -146,13 +151,13 @@ def _attention_cases():
     for kind in (mx.float32, mx.bfloat16):
         name = "" if kind == mx.float32 else "-bf16"
         raw = _values(40, 20).astype(kind)
-        yield f"block-keys{name}", calls.block_keys(w, raw, 3, turn)
+        yield f"block-keys{name}", calls.block_keys(w, raw, place(3), turn)
         query = _values(2, g.index_heads, 20)
-        yield f"scores{name}", calls.scores(w, query, _values(9, 20).astype(kind), 33, 8)
+        yield f"scores{name}", calls.scores(w, query, _values(9, 20).astype(kind), place(33), 8)
         caches = _values(40, 2, 40).astype(kind), _values(40, 2, 40, seed=1).astype(kind)
         chosen = mx.array([[0, 3, 7], [1, 2, 5]], mx.int32)
-        yield f"attend{name}", calls.attend(w, _values(2, 4, 40), caches, chosen, 36)
-        yield f"attend-all{name}", calls.attend(w, _values(2, 4, 40), caches, chosen, 9)
+        yield f"attend{name}", calls.attend(w, _values(2, 4, 40), caches, chosen, place(36), 2)
+        yield f"attend-all{name}", calls.attend(w, _values(2, 4, 40), caches, chosen, place(9), 1)
     found = np.random.default_rng(3).integers(0, 4, (2, 700)).astype(np.float32)
     found[1, 50:] = -1
     yield "select", calls.select(mx.array(found), 60)

@@ -23,6 +23,9 @@ def test_the_list():
     assert shown.exit_code == 0
     assert all(name in shown.output for name in KERNELS)
     assert json.loads(run("--json").output)["route"]["outputs"] == ["ids", "weights"]
+    purposes = dict(line.split(maxsplit=1) for line in shown.output.splitlines())
+    assert purposes["qsa_prepare"] == "Norm and rotation of heads"
+    assert purposes["affine_gemv"] == "y[t, o] = act(W[o, :] . x[t, :]), W affine-quantised"
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -39,7 +42,8 @@ def test_its_example_compiles(name):
 
 def test_compiling():
     shown = run("gated_inject", "--check", "--json")
-    found = json.loads(shown.output)["gated_inject"]
+    found = json.loads(shown.stdout)["gated_inject"]
+    assert shown.stderr == "compiling gated_inject (1 of 1)\n"
     assert found["dialect"] == ""
     assert found["emulator"] == ("" if shutil.which("g++") else None)
     assert shown.exit_code == 0

@@ -6,6 +6,7 @@ import pytest
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed")
 
 from cherenkov.backends import kernel_calls as calls  # noqa: E402
+from cherenkov.backends import product_calls as products  # noqa: E402
 from cherenkov.backends.launches import EmulationLauncher  # noqa: E402
 from cherenkov.checkpoint.affine import dequantise  # noqa: E402
 from cherenkov.packing.layout import ExpertLayout  # noqa: E402
@@ -106,7 +107,7 @@ def test_slots_may_hold_records_of_different_widths():
     layout = ExpertLayout(g.inter, g.hidden, 4, 32)
     pool, tags = mx.array(memory.view(np.uint32)), mx.array([*widths, *[4] * 4], mx.int32)
     slots, rows = mx.array([0, 1, 2, 3, 3, 0], mx.int32), mx.array([0, 0, 1, 1, 0, 1], mx.int32)
-    (h,) = LAUNCH(calls.expert_up(layout, pool, tags, slots, rows, mx.array(x), mixed=True))
-    (y,) = LAUNCH(calls.expert_down(layout, pool, tags, slots, h, mixed=True))
+    (h,) = LAUNCH(products.expert_up(layout, pool, tags, slots, rows, mx.array(x), mixed=True))
+    (y,) = LAUNCH(products.expert_down(layout, pool, tags, slots, h, mixed=True))
     for made, slot, row in zip(np.array(y), slots.tolist(), rows.tolist(), strict=True):
         np.testing.assert_allclose(made, expected[slot][row], atol=2e-5)

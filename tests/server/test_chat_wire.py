@@ -290,6 +290,8 @@ REFUSED = [
         "parallel_tool_calls",
     ),
     ({"temprature": 1}, "unknown_parameter", "temprature"),
+    ({"messages": [{"role": ["user"], "content": "x"}]}, "invalid_value", "messages"),
+    ({"repetition_penalty": 5e-324}, "invalid_value", "repetition_penalty"),
     ({"chat_template": "{{ 1 }}"}, "unknown_parameter", "chat_template"),
     (
         {"chat_template_kwargs": {"chat_template": "x"}},
@@ -344,6 +346,11 @@ def test_refusals(server, more, code, param):
 def test_a_slip_is_answered_with_a_suggestion(server):
     error = refused(server.chat(temprature=1), 400, "unknown_parameter", "temprature")
     assert "did you mean temperature?" in error["message"]
+
+
+def test_refusals_speak_of_the_parameter_not_of_types(server):
+    error = refused(server.chat(messages=[]), 400, "invalid_value", "messages")
+    assert error["message"] == "messages: must have at least 1 item"
 
 
 def test_a_missing_parameter_is_named(server):

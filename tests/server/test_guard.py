@@ -202,6 +202,16 @@ def test_json_may_say_its_charset(server):
         assert answer.status_code == 200
 
 
+def test_two_lengths_are_refused(server):
+    headers = {"content-length": "5", "transfer-encoding": "chunked"}
+    with server.raw() as connection:
+        text = request_text("POST", "/tokenize", [*headers.items()])
+        connection.sendall(text + b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
 def test_packed_bodies_are_refused(server):
     headers = {"content-encoding": "gzip"}
     answer = server.post("/v1/chat/completions", BODY, headers=headers)
@@ -222,6 +232,7 @@ INVALID = [
     b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}",
     b"[" * 9000,
     b'{"a":' * 3000,
+    b'{"\\ud800": 1}',
 ]
 
 

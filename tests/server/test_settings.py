@@ -1,6 +1,7 @@
 """The server's settings: where they come from, and what is refused."""
 
 import re
+import resource
 import tomllib
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 from cherenkov.config import load_settings
 from cherenkov.errors import ConfigError, DiskError
 from cherenkov.units import MIB
-from cherenkov_server.config import load_config, written
+from cherenkov_server.config import inherited, load_config, written
 from cherenkov_server.loading import limits_of, model_options, name_of
-from cherenkov_server.serve import read_keys
+from cherenkov_server.serve import affordable, read_keys
 
 EXAMPLE = Path(__file__).parents[2] / "cherenkov.example.toml"
 
@@ -62,6 +63,8 @@ def test_variables_of_the_server_are_not_the_library_s(monkeypatch):
     ("text", "words"),
     [
         ("[server]\nprt = 1\n", r"server\.prt = 1 .*did you mean server\.port\?"),
+        ("[server]\npool = 1\n", r"did you mean experts\.pool_gb\?"),
+        ("threads = 1\n", r"config\.toml, or in CHERENKOV_THREADS$"),
         ("port = 1\n", r"did you mean server\.port\?"),
         ("[limit]\nmax_sessions = 1\n", r"did you mean limits\.max_sessions\?"),
         ("[server]\nport = 70000\n", "less than or equal to 65535"),
@@ -126,6 +129,7 @@ def test_what_the_library_is_asked_for():
         "memory_gb": 2.0,
         "experts": 3,
         "pool": 1.5,
+        "cut_weak": 0.0,
         "sequences": 8,
         "prefix_cache_mib": 512,
         "drafts": 2,
@@ -134,7 +138,39 @@ def test_what_the_library_is_asked_for():
     assert limits_of(config).max_batch == 8
     assert limits_of(config).prefix_cache_bytes == 512 * MIB
     assert name_of(config) == "m"
-    assert "pool" not in model_options(load_config()[0])
+    assert model_options(load_config()[0])["pool"] == "adaptive"
+
+
+def test_what_is_set_for_the_library_holds_here_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = tmp_path / "cherenkov"
+    folder.mkdir()
+    (folder / "config.toml").write_text("pool = 0.5\ncut_weak = 0.1\nthreads = 3\n")
+    monkeypatch.setenv("CHERENKOV_SPECULATE", "ngram")
+    config, origins = load_config()
+    assert origin(origins, "experts.pool_gb") == (0.5, str(folder / "config.toml"))
+    assert origin(origins, "server.speculate") == ("ngram", "CHERENKOV_SPECULATE")
+    asked = model_options(config)
+    assert (asked["pool"], asked["cut_weak"], asked["speculate"]) == (0.5, 0.1, "ngram")
+    (folder / "cherenkov.toml").write_text("[experts]\npool_gb = 'adaptive'\ncut_weak = 0\n")
+    asked = model_options(load_config()[0])
+    assert load_settings(**asked).pool == "adaptive"
+    assert load_settings(**asked).cut_weak == 0
+
+
+def test_the_library_s_other_settings_are_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHERENKOV_LOOKAHEAD", "off")
+    config, origins = load_config()
+    library = inherited({"threads": 3})
+    assert not {o.key for o in library} & {"pool", "drafts", "memory_gb"}
+    text = written(origins, library)
+    assert re.search(r"^# threads = 3 +# flag$", text, re.MULTILINE)
+    assert re.search(r'^# lookahead = "off" +# CHERENKOV_LOOKAHEAD$', text, re.MULTILINE)
+    file = tmp_path / "one.toml"
+    file.write_text(text)
+    assert load_config(path=file)[0] == config
+    with pytest.raises(ConfigError, match="threads"):
+        inherited({"threads": -1})
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "models.example"])
@@ -160,3 +196,21 @@ def test_files_of_keys(tmp_path):
     file.write_bytes(b"\xff\n")
     with pytest.raises(ConfigError, match="ASCII"):
         read_keys(config)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "found", "raised"),
+    [
+        (40, 40, 8, 40),
+        (8, 8, 1, 8),
+        (1024, 4096, 1024, 2080),
+        (64, resource.RLIM_INFINITY, 1024, 2080),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 1024, resource.RLIM_INFINITY),
+    ],
+)
+def test_no_more_connections_than_descriptors(monkeypatch, soft, hard, found, raised):
+    limits = [soft, hard]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, asked: limits.__setitem__(0, asked[0]))
+    assert affordable(1024) == found
+    assert limits[0] == raised

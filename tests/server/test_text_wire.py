@@ -1,9 +1,14 @@
 """`/v1/completions`, and the smaller endpoints."""
 
 import json
+import threading
 
 import pytest
+from pydantic import ValidationError
 
+from cherenkov_server.wire.chat import ChatCompletion
+from cherenkov_server.wire.completions import Completion
+from cherenkov_server.wire.sessions import Detokenize
 from tests.server.served import Served, events, refused
 
 
@@ -93,6 +98,20 @@ def test_logprobs_of_a_stream_are_those_of_the_whole(server):
         assert joined == whole[column]
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(Completion, "prompt"), (ChatCompletion, "messages"), (Detokenize, "tokens")],
+)
+def test_of_many_wrong_items_the_first_is_told(kind, name):
+    with pytest.raises(ValidationError) as error:
+        kind.model_validate({name: [None] * 1000})
+    assert error.value.error_count() <= 4  # one for each form that a prompt may have
+
+
+def test_more_parameters_than_there_are(server):
+    refused(complete(server, **{f"k{i}": 0 for i in range(300)}), 400, "invalid_json")
+
+
 REFUSED = [
     ({"suffix": "x"}, "unsupported_parameter", "suffix"),
     ({"best_of": 2}, "unsupported_parameter", "best_of"),
@@ -103,6 +122,7 @@ REFUSED = [
     ({"prompt": [[1, "a"]]}, "invalid_type", "prompt[0][1]"),
     ({"prompt": [-1]}, "invalid_value", "prompt[0]"),
     ({"prompt": ["x"] * 2049}, "invalid_value", "prompt"),
+    ({"prompt": ["x"] * 20, "n": 128}, "invalid_value", "n"),
     ({"logprobs": 21}, "invalid_value", "logprobs"),
     ({"logprobs": True}, "invalid_type", "logprobs"),
     ({"best_of": 0, "n": 0}, "invalid_value", "n"),
@@ -129,6 +149,7 @@ def test_best_of_nothing_is_nothing(server):
 def test_models(server):
     (model,) = server.get("/v1/models").json()["data"]
     assert model["id"] == "org/scripted"
+    assert model["max_model_len"] > 0
     assert server.get("/v1/models/org/scripted").json() == model
     assert server.get("/v1/models/org%2Fscripted").json() == model
     for other in ("gpt-4o", "a" * 600, "%00", "~", "a%5cb"):
@@ -146,6 +167,25 @@ def test_tokens_there_and_back(server):
     refused(server.post("/tokenize", {}), 400, "missing_required_parameter", "prompt")
     refused(server.post("/detokenize", {"tokens": [-1]}), 400, "invalid_value", "tokens[0]")
     assert server.post("/detokenize", {"tokens": [2**63 - 1]}).json()["prompt"] == ""
+
+
+def test_long_texts_are_taken_apart_beside_the_event_loop(server, monkeypatch):
+    spelling = server.service.loaded.tokenizer
+    threads = []
+
+    def noted(method):
+        def call(*args, **more):
+            threads.append(threading.current_thread())
+            return method(*args, **more)
+
+        return call
+
+    for name in ("encode", "decode"):
+        monkeypatch.setattr(spelling, name, noted(getattr(spelling, name)))
+    assert server.post("/tokenize", {"prompt": "hi"}).json()["tokens"] == [104, 105]
+    assert server.post("/detokenize", {"tokens": [104]}).json()["prompt"] == "h"
+    assert len(threads) == 2
+    assert server.thread not in threads
 
 
 def test_health_and_figures(server):

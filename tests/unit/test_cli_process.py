@@ -175,6 +175,19 @@ importlib.util.find_spec = lambda name, *a: None if name in {absent} else found(
     )
 
 
+def test_a_server_without_its_extra():
+    code = f"""
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name == "uvicorn" else found(name, *a)
+{MAIN}
+"""
+    done = _python(code, "serve", "demo")
+    assert (done.returncode, done.stdout) == (1, "")
+    said = "cherenkov: the server needs uvicorn: pip install 'cherenkov[server]'\n"
+    assert done.stderr == said
+
+
 def test_a_reader_that_leaves_is_no_error():
     code = f"""
 import sys

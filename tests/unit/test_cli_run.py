@@ -257,6 +257,21 @@ def test_wrong_usage_exits_2(fake, capsys, line):
 def test_a_misspelt_command_gets_a_hint(capsys):
     assert run(["doctr"]) == 2
     assert "did you mean 'doctor'?" in capsys.readouterr().err
+    assert run(["chatt", "demo", "--quiet"]) == 2
+    assert "did you mean 'chat'?" in capsys.readouterr().err
+
+
+def test_a_model_whose_name_is_nearly_a_command_s(fake, tmp_path, monkeypatch):
+    (tmp_path / "serv").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert run(["serv", "hi"]) == 0
+    assert fake.loads
+
+
+@pytest.mark.parametrize("line", ["-h", "run -h", "plot stats -h"])
+def test_help_in_short(capsys, line):
+    assert run(line.split()) == 0
+    assert "Usage: cherenkov" in capsys.readouterr().out
 
 
 # --- --check

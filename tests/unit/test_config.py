@@ -76,11 +76,14 @@ def test_settings_are_frozen_and_closed(home):
 def test_xdg_folders_and_their_origins(home, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(home / "d"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "c"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "x"))
     assert load_settings().data_dir == home / "d" / "cherenkov"
     assert [(p.name, p.path.relative_to(home).as_posix(), p.source) for p in places()] == [
         ("config", "c/cherenkov/config.toml", "XDG_CONFIG_HOME"),
+        ("server", "c/cherenkov/cherenkov.toml", "XDG_CONFIG_HOME"),
         ("data", "d/cherenkov", "XDG_DATA_HOME"),
         ("stores", "d/cherenkov/stores", "in data"),
+        ("cache", "x/cherenkov", "XDG_CACHE_HOME"),
     ]
 
 
@@ -155,6 +158,19 @@ def test_the_environment_chooses_by_name(monkeypatch):
     assert load_settings().check_records == "never"
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"precision": "fp8"}, r"must be 'float32', 'bf16', 'int16' or 'int8'$"),
+        ({"threads": "two"}, r"must be a valid integer$"),
+        ({"drafts": 4}, r"must be less than or equal to 3$"),
+    ],
+)
+def test_reasons_are_short(given, words):
+    with pytest.raises(ConfigError, match=words):
+        load_settings(**given)
+
+
 def test_unknown_keys_get_a_hint(home, monkeypatch):
     with pytest.raises(ConfigError, match=r"tread = 3 \(argument\): no such setting; did you mean"):
         load_settings(tread=3)
@@ -162,8 +178,11 @@ def test_unknown_keys_get_a_hint(home, monkeypatch):
     with pytest.raises(ConfigError, match=r"\(CHERENKOV_BACKENDS\): .*did you mean backend"):
         load_settings()
     monkeypatch.delenv("CHERENKOV_BACKENDS")
-    write(home, "[limits]\nmemory = 3")
-    with pytest.raises(ConfigError, match=r"limits = .*config.toml\): no such setting; known are"):
+    write(home, "[limit]\nmemory = 3")
+    with pytest.raises(ConfigError, match=r"limit = .*config.toml\): no such setting; known are"):
+        load_settings()
+    write(home, "[limits]\nmemory_gb = 3")
+    with pytest.raises(ConfigError, match=r"belongs in cherenkov\.toml"):
         load_settings()
 
 

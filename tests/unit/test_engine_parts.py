@@ -245,6 +245,17 @@ def test_one_turn_at_a_time():
     assert (info.turns, info.busy) == (1, False)
 
 
+def test_a_turn_that_ended_twice_leaves_the_next_one_alone():
+    kept = sessions()
+    one = kept.open("a", record())
+    first = kept.claim(one.id, "a", Ticket("first"))
+    kept.release(first)
+    kept.claim(one.id, "a", Ticket("second"))
+    kept.release(first)
+    with pytest.raises(RequestError, match="busy with request second"):
+        kept.claim(one.id, "a", Ticket("third"))
+
+
 def test_closing_cancels():
     kept, ticket = sessions(), Ticket("x")
     one = kept.open("", record())

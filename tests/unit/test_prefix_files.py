@@ -1,9 +1,12 @@
 """Points on disk: written whole, read back to the bit, bounded, refused when damaged, apart by owner and by store."""
 
+import fcntl
+import hashlib
 import os
 
 import numpy as np
 import pytest
+import xxhash
 
 from cherenkov import Model
 from cherenkov.errors import BackendError, ConfigError, DiskError
@@ -94,6 +97,14 @@ def test_what_was_written_is_read_back(loaded, state, files_of, complete):
     assert path.exists()
 
 
+@pytest.mark.parametrize("count", [1, 3, 257])
+def test_pages_without_a_whole_block(loaded, files_of, count):
+    state = loaded.network.new_state(512)
+    prefill(loaded.network, state, TOKENS[:count], loaded.chunk_rows, lambda: None)
+    spilled(loaded, state, files_of())
+    assert cache_of(loaded, files_of()).find(OWNER, TOKENS).position == count
+
+
 def test_what_leaves_memory_is_found_on_disk(loaded, state, files_of):
     files = files_of()
     cache = cache_of(loaded, files, limit_points=1)
@@ -133,6 +144,53 @@ def test_damage_is_found_wherever_it_is(loaded, state, files_of):
         assert cache_of(loaded, files).find(OWNER, TOKENS) is None
         assert files.counts.damaged == 1
         assert not path.exists()
+
+
+def test_damage_to_what_a_file_says_of_itself(loaded, state, files_of):
+    path = spilled(loaded, state, files_of())
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[8:16], "little")
+    assert whole[24] == ord("{")
+    for place in (*range(16, 24), *range(24, 24 + length, 16)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << (place % 7)
+        path.write_bytes(damaged)
+        files = files_of()
+        assert len(files) == 0
+        assert files.counts.damaged == 1
+        assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[" * 100_000,
+        b"{}",
+        b'{"belongs":"store 1","tokens":2,"owner":"","complete":false}',
+        b'{"belongs":"store 1","tokens":1e999,"owner":"","complete":false}',
+        b'{"belongs":"store 1","tokens":2,"owner":"","complete":false,"arrays":[["int32",[-1,-2]]]}',
+    ],
+    ids=lambda h: h[-20:].decode(),
+)
+def test_files_of_others_are_no_danger(files_of, header):
+    owner = hashlib.blake2b(OWNER.encode(), digest_size=16).hexdigest().encode()
+    header = header.replace(b'"owner":""', b'"owner":"%s"' % owner)
+    folder = files_of()._folder
+    lead = [b"CHKVPFX2", len(header).to_bytes(8, "little"), xxhash.xxh3_64_digest(header)]
+    (folder / "a.prefix").write_bytes(b"".join([*lead, header, bytes(8)]))
+    os.mkfifo(folder / "pipe.prefix")
+    files = files_of()
+    assert files.find(OWNER, np.zeros(5, np.int32), 0) is None
+    assert not list(folder.iterdir())
+
+
+def test_what_a_writer_left_that_died_goes(files_of):
+    folder = files_of()._folder
+    (folder / ".dead.prefix.tmp").write_bytes(b"half")
+    with (folder / ".alive.prefix.tmp").open("wb") as writing:
+        fcntl.flock(writing, fcntl.LOCK_EX)
+        files_of()
+        assert [path.name for path in folder.iterdir()] == [".alive.prefix.tmp"]
 
 
 def test_files_are_bounded(loaded, files_of):

@@ -79,6 +79,13 @@ def test_a_store_that_did_nothing_has_a_report(records):
     report, _ = served(records, steps=0)
     assert report.totals.hit_rate == report.predictions.precision == report.steps == 0
     assert report.timeline.step == [0]
+    assert "0 steps" in repr(report) == str(report)
+
+
+def test_a_report_shows_itself_on_a_line(records):
+    shown = repr(served(records)[0])
+    assert shown.startswith("<Report on 20 steps of 40 tokens: ")
+    assert len(shown) < 120
 
 
 def test_a_file_holds_all_of_it(records, tmp_path):

@@ -34,6 +34,21 @@ def test_text_survives(glow):
     assert glow.decode(glow.encode(text)) == text
 
 
+def test_a_long_text_has_the_tokens_of_any_other(glow):
+    text = "naïve 🚀 12345 <|im_end|> words\n" * 3000
+    assert len(text) > module._LONG_TEXT
+    assert glow.encode(text) == [i for p in glow.controls.pieces(text) for i in glow.encode(p)]
+    plain = text.replace("<|im_end|>", "")
+    assert glow.encode(plain) == glow._inner.encode(plain, add_special_tokens=False).ids
+
+
+def test_tokens_that_nobody_has_are_not_remembered(glow):
+    glow.decode(range(glow.size))
+    known = len(glow._bytes)
+    assert glow.decode(range(10**6, 10**6 + 1000)) == ""
+    assert len(glow._bytes) == known
+
+
 def test_control_tokens_only_when_asked(glow):
     text = "<|im_start|>user\nhi<|im_end|>\n<think></think>"
     asked = glow.encode(text, special=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from cherenkov.backends.base import AttentionState, Backend, Block, Choice, DeltaNet, Ids
+from cherenkov.backends.base import AttentionState, Backend, Block, Choice, DeltaNet, Floats, Ids
 from cherenkov.experts.lookahead import NextRouter
 from cherenkov.state import Rows, State
 
@@ -30,6 +30,21 @@ __all__ = ["Qwen4Exp"]
 
 M = TypeVar("M")
 A = TypeVar("A")
+
+
+class _Late(dict[int, A]):
+    """N-gram features by layer; those whose rows are still being read are waited for when they are asked for."""
+
+    def __init__(
+        self, here: Mapping[int, A], awaited: Mapping[int, Pending], place: Callable[[Floats], A]
+    ) -> None:
+        super().__init__(here)
+        self._awaited = awaited
+        self._place = place
+
+    def __missing__(self, layer: int) -> A:
+        self[layer] = self._place(self._awaited[layer].take())  # [R, P]
+        return self[layer]
 
 
 class Qwen4Exp(Generic[M, A]):
@@ -80,6 +95,8 @@ class Qwen4Exp(Generic[M, A]):
         """Run rows through the trunk and commit them. Returns the wide residual, `[R, S*D]`. See `Network`."""
         wide = self.ops.embed(self.weights.embedding, rows.tokens)  # [R, S*D]
         features, awaited = self._features(rows)
+        if self.ops.late_features:  # then a layer waits for its own
+            features, awaited = _Late(features, awaited, self.ops.array), {}
         spans, layers, at = rows.spans(), self.weights.layers, 0
         # Look ahead in this step? Kernels that do it themselves know but one predictor.
         ahead = self.experts.begin_step(
