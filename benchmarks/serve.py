@@ -30,6 +30,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -100,8 +101,16 @@ class Server:
                 break
         else:
             raise SystemExit(f"the server did not start: exit code {self.process.wait()}")
+        # It says a line for every request: a full pipe would stop it.
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
         asyncio.run(self._wait())
         return self
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for _ in self.process.stderr:
+            pass
 
     async def _wait(self) -> None:
         for _ in range(600):
@@ -118,6 +127,7 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self._reading.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
 
@@ -307,7 +317,7 @@ def batch(args: argparse.Namespace) -> dict[str, Any]:
         found["resident"] = _rounds(args, server.url)
     llama = args.peers.llama_build / "bin/llama-server"
     if llama.exists():
-        with theirs(args.peers, gguf_of(files)) as server:
+        with theirs(args.peers, gguf_of(args.peers, files, "Q4_0")) as server:
             found["llama.cpp"] = _rounds(args, server.url, ids=False)
     if args.limit:
         with limit(_LIMIT_MB) as group:
