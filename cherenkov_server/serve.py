@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import resource
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,8 @@ from typing_extensions import override
 from cherenkov.errors import ConfigError, DiskError
 from cherenkov_server.app import make_app
 from cherenkov_server.control import Service
-from cherenkov_server.guard import Keys, is_loopback, printable
+from cherenkov_server.guard import Keys, is_loopback
+from cherenkov_server.log import logging_to_stderr
 from cherenkov_server.protocol import guarded_protocol
 
 if TYPE_CHECKING:
@@ -92,9 +91,8 @@ def serve(config: ServerConfig, engine: Answering, *, name: str, say: Callable[[
         CherenkovError: the model cannot be loaded, or the address cannot be had.
     """
     keys = read_keys(config)
-    _log_to_stderr(as_json=config.server.log_json)
     try:
-        with _listening(config) as listener:
+        with logging_to_stderr(as_json=config.server.log_json), _listening(config) as listener:
             running = Running(config, engine, keys, listener, name=name)
             return asyncio.run(running.until_signalled(say))
     finally:
@@ -159,7 +157,8 @@ class Running:
                 await asyncio.wait([coming, serving], return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 serving.result()
-            say("going down: answers under way may end, a second signal cuts them off")
+            # By the log, not by `say`: it must not wait for a reader.
+            _log.info("going down: answers under way may end, a second signal cuts them off")
             ended = await self.service.drain()
         finally:
             self.stop()
@@ -248,34 +247,3 @@ def _listening(config: ServerConfig) -> Iterator[socket.socket]:
         ) from None
     with listener:
         yield listener
-
-
-def _log_to_stderr(*, as_json: bool) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines(as_json=as_json))
-    for name, level in (("cherenkov", logging.INFO), ("uvicorn", logging.ERROR)):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.propagate = False
-        logger.setLevel(level)
-
-
-class _Lines(logging.Formatter):
-    """One line for each record, whatever it holds."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        super().__init__("%(asctime)s %(message)s")
-        self._as_json = as_json
-
-    @override
-    def format(self, record: logging.LogRecord) -> str:
-        message = printable(record.getMessage())
-        if not self._as_json:
-            return f"{self.formatTime(record)} {message}"
-        line: dict[str, Any] = {
-            "time": self.formatTime(record),
-            "level": record.levelname.lower(),
-            "message": message,
-        }
-        request_id = getattr(record, "request_id", None)
-        return json.dumps(line | ({"request_id": request_id} if request_id else {}))

@@ -1,5 +1,6 @@
 """`cherenkov serve` as a process: what it says, and how signals end it."""
 
+import contextlib
 import re
 import signal
 import socket
@@ -92,10 +93,22 @@ def test_an_interrupt_of_an_idle_server(scripted):
     assert process.wait(20) == 130
 
 
+def test_a_log_that_nobody_reads(scripted):
+    process, url = scripted
+    with httpx.Client(base_url=url) as client:
+        for _ in range(1200):  # more than a pipe and the queue hold
+            assert client.get("/health/" + "x" * 200).status_code == 404
+        assert client.get("/health").is_success
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+
+
 @pytest.fixture
 def command(capsys, monkeypatch):
     """The command, in this process: what it says and with which code it ends."""
-    monkeypatch.setattr("cherenkov_server.serve._log_to_stderr", lambda **_: None)
+    monkeypatch.setattr(
+        "cherenkov_server.serve.logging_to_stderr", lambda **_: contextlib.nullcontext()
+    )
 
     def command(*arguments):
         code = run(["serve", *arguments])
