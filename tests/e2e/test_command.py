@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cherenkov.backends import native
+from cherenkov.backends import native_engine
 from cherenkov.backends.native import instruction_sets, unavailable
 from cherenkov_cli.main import run
 
@@ -148,7 +148,7 @@ def test_the_instruction_set_can_be_forced(store, monkeypatch, capsys):
 
 @needs_kernels
 def test_an_instruction_set_that_is_not_here(store, monkeypatch, capsys):
-    monkeypatch.setattr(native, "instruction_sets", lambda: ("portable",))
+    monkeypatch.setattr(native_engine, "instruction_sets", lambda: ("portable",))
     assert run([store, "Hi", "--backend", "native", "--cpu-isa", "avx512_bf16"]) == 1
     assert capsys.readouterr().err == (
         "cherenkov: backend native: start: no 'avx512_bf16' kernels here; there are portable\n"

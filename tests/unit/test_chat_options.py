@@ -91,7 +91,7 @@ def test_logprobs(options, wanted):
         ({"seed": -1}, "seed", "a whole number"),
         ({"min_p": 2}, "min_p", "from 0 to 1"),
         ({"presence_penalty": 3}, "presence_penalty", "from -2 to 2"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "from 0.001 to 10"),
         ({"logit_bias": 5}, "logit_bias", "a mapping"),
         ({"sampling": {}}, "sampling", "must be a Sampling"),
         ({"sampling": 5}, "sampling", "must be a Sampling"),

@@ -1,6 +1,7 @@
 """What the memory plan believes of a sequence, against the arrays that are really made."""
 
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +29,8 @@ class Weights:
     """As much of the weights as an empty sequence asks for."""
 
     def __init__(self, config):
-        self.draft = object() if config.draft else None
+        self.embedding = None
+        self.draft = SimpleNamespace(fuse=None, layer=None, head=None) if config.draft else None
         self.layers = [Layer(config, attention) for attention in config.attention]
 
 
