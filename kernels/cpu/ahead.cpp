@@ -6,10 +6,6 @@ namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
-void prefetch(const uint8_t* from, size_t bytes) {
-    for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + line, 0, 2);
-}
-
 }  // namespace
 
 void Ahead::add(const Weights& w, int parts) {
@@ -60,10 +56,10 @@ bool Ahead::ask(int thread, int threads, Place& place) const {
     const int rows = m.rows.load(relaxed), parts = m.parts.load(relaxed);
     for (int part = 0; part < parts; part++) {
         const size_t row = static_cast<size_t>(part) * static_cast<size_t>(rows) + static_cast<size_t>(place.row);
-        prefetch(m.codes.load(relaxed) + row * codes, codes);
+        prefetch<2>(m.codes.load(relaxed) + row * codes, codes);
         if (scales == 0) continue;
-        prefetch(m.scales.load(relaxed) + row * scales, scales);
-        prefetch(m.biases.load(relaxed) + row * scales, scales);
+        prefetch<2>(m.scales.load(relaxed) + row * scales, scales);
+        prefetch<2>(m.biases.load(relaxed) + row * scales, scales);
     }
     const size_t asked = (codes + 2 * scales) * static_cast<size_t>(parts);
     place.left = place.left > asked ? place.left - asked : 0;

@@ -4,12 +4,19 @@
 // are waited for at full latency. A thread that waits prefetches the beginning of its own share into its cache instead.
 #pragma once
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 
 #include "weights.h"
 
 namespace cherenkov::cpu {
+
+// Asks memory for bytes: into every cache, or with `Nearness` 2 past the first, where they are many.
+template <int Nearness = 3>
+inline void prefetch(const void* from, size_t bytes) {
+    for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const std::byte*>(from) + line, 0, Nearness);
+}
 
 // Matrices in the order in which they are read; each thread begins at its share of their bytes, as StealPool deals it.
 //

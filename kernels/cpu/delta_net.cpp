@@ -140,10 +140,9 @@ void Rows::fetch_taps(const Span<DeltaState>& span, int first, int last) const {
     for (int t = 0; t < w_.conv.taps; t++) {
         const float* weights = w_.conv.weights.data() + static_cast<size_t>(t) * n_.channels;
         const float* earlier = t + 1 < w_.conv.taps ? ring.slot(span.position + t + 1 - w_.conv.taps) : weights;
-        for (int c = first; c < last; c += 16) {
-            __builtin_prefetch(weights + c);
-            __builtin_prefetch(earlier + c);
-        }
+        const size_t bytes = static_cast<size_t>(last - first) * sizeof(float);
+        prefetch(weights + first, bytes);
+        prefetch(earlier + first, bytes);
     }
 }
 
@@ -273,8 +272,7 @@ void Rows::run_heads(const std::vector<Span<DeltaState>>& spans, const int* spil
     in_pieces(e_, &heads, 1, [&](int, int first, int last, int thread) {
         const auto t = static_cast<size_t>(thread);
         for (int item = first; item < last; item++) {
-            if (expected[t] != item)
-                for (size_t i = 0; i < size; i += 16) __builtin_prefetch(matrix(item) + i, 0, 2);
+            if (expected[t] != item) prefetch<2>(matrix(item), size * sizeof(float));
             expected[t] = item + 1;
             const auto at = static_cast<size_t>(item);
             run_head(spans[at / n_.heads], spills[at / n_.heads], at % n_.heads, matrix(item + 1 < items ? item + 1 : item),

@@ -11,12 +11,7 @@ namespace {
 // The experts of rows in `out` [R, S*D], added to it. Those that are not in memory are left out if that is allowed; else
 // false, and the choice is in `m`.
 bool experts(Engine& e, const Layer& layer, const Residency& here, bool all, Mixture& m, int rows, int32_t* ids, float* out) {
-    e.scratch.reset();
-    m.lay_out(rows, layer.top_k, layer.moe_read->hidden, layer.moe_read->streams);
-    choose(e, *layer.moe_read, *layer.gate, layer.normalise, out, m);
-    m.finished = false;
-    const size_t pairs = static_cast<size_t>(rows) * static_cast<size_t>(layer.top_k);
-    std::copy(m.ids, m.ids + pairs, ids);
+    const size_t pairs = choose_experts(e, layer, out, rows, m, ids);
     e.scratch.reset();
     auto* slots = e.scratch.take<int32_t>(pairs);
     std::transform(ids, ids + pairs, slots, [&](int32_t id) {

@@ -219,6 +219,9 @@ struct Layer {
     int top_k;
     const SharedExpert* shared;
 };
+// Lays out a mixture for rows of a residual and makes its choice, which is still to be computed; `ids` [R, K] gets a copy.
+// Returns how many these are. Resets the scratch memory.
+size_t choose_experts(Engine&, const Layer&, const float* wide, int rows, Mixture& m, int32_t* ids);
 // One sequence's memory of every layer; of the three, those are null that the layer has not.
 struct Memory {
     struct Of {

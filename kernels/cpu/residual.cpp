@@ -22,11 +22,9 @@ Task rows_task(int rows, size_t numbers) { return {rows, numbers * 2, 0}; }
 // Asks memory for rows [first, last) of a matrix.
 void fetch(const Weights& w, int first, int last) {
     const auto at = static_cast<size_t>(first), rows = static_cast<size_t>(last - first);
-    for (size_t i = 0; i < rows * w.codes_stride; i += 64) __builtin_prefetch(w.codes + at * w.codes_stride + i);
-    for (size_t i = 0; i < rows * w.scales_stride; i += 64) {
-        __builtin_prefetch(w.scales + at * w.scales_stride + i);
-        __builtin_prefetch(w.biases + at * w.scales_stride + i);
-    }
+    prefetch(w.codes + at * w.codes_stride, rows * w.codes_stride);
+    prefetch(w.scales + at * w.scales_stride, rows * w.scales_stride);
+    prefetch(w.biases + at * w.scales_stride, rows * w.scales_stride);
 }
 
 // RMS norm of each stream by itself.

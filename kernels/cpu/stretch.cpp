@@ -39,6 +39,16 @@ void Stretch::mix(Engine& e, const Layer& layer, int index, const std::vector<Sp
                  parts(spans, attention_, [&](const Memory& m) { return m.layers[i].attention; }));
 }
 
+size_t choose_experts(Engine& e, const Layer& layer, const float* wide, int rows, Mixture& m, int32_t* ids) {
+    e.scratch.reset();
+    m.lay_out(rows, layer.top_k, layer.moe_read->hidden, layer.moe_read->streams);
+    choose(e, *layer.moe_read, *layer.gate, layer.normalise, wide, m);
+    m.finished = false;
+    const size_t pairs = static_cast<size_t>(rows) * static_cast<size_t>(layer.top_k);
+    std::copy(m.ids, m.ids + pairs, ids);
+    return pairs;
+}
+
 int Stretch::run(Engine& e, const std::vector<Layer>& layers, int first, int last,
                  const std::vector<Span<const Memory*>>& spans, float* wide, int rows, const float* const* features,
                  const Residency& here, Flow* flow, Mixture& m, int32_t* ids) {
@@ -47,13 +57,8 @@ int Stretch::run(Engine& e, const std::vector<Layer>& layers, int first, int las
         const Layer& layer = layers[static_cast<size_t>(index)];
         e.later = {&layer.moe_read->down, &layer.moe_read->inject};
         mix(e, layer, index, spans, wide, rows, features[index]);
-        e.scratch.reset();
-        m.lay_out(rows, layer.top_k, layer.moe_read->hidden, layer.moe_read->streams);
         e.later = {&layer.shared->gate, &layer.shared->up};
-        choose(e, *layer.moe_read, *layer.gate, layer.normalise, wide, m);
-        m.finished = false;
-        const size_t pairs = static_cast<size_t>(rows) * static_cast<size_t>(layer.top_k);
-        std::copy(m.ids, m.ids + pairs, ids);
+        const size_t pairs = choose_experts(e, layer, wide, rows, m, ids);
         if (index + 1 < last) {
             const GatedResidual& next = *layers[static_cast<size_t>(index) + 1].mixer_read;
             e.later = {&next.down, &next.inject};
