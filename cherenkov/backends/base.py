@@ -376,9 +376,7 @@ class Backend(ABC, Generic[M, A]):
 
     def draft_step(
         self,
-        w: DraftFuse[M, A],
-        block: Block[M, A],
-        embedding: Embedding[M],
+        drafts: DraftHead[M, A],
         tokens: Ids,
         wide: A,
         spans: Sequence[Span[Memory[A]]],
@@ -388,9 +386,7 @@ class Backend(ABC, Generic[M, A]):
         """`fuse`, then the MTP head's only layer, as far as `stretch` would come in it.
 
         Args:
-            w: the head's entry.
-            block: its layer, with attention.
-            embedding: the trunk's.
+            drafts: the head.
             tokens: those that follow the rows' positions, `[R]`.
             wide: the residual `[R, S*D]` there, which stays as it is.
             spans: the rows' sequences; the head's memory of each has one layer.
@@ -400,8 +396,9 @@ class Backend(ABC, Generic[M, A]):
         Returns:
             How far it came with the rows `ends`: all its parts have so many. Without any, there is no choice.
         """
+        block = drafts.block
         assert not isinstance(block.mixer, DeltaNet), "a draft head has attention"
-        wide = self.fuse(w, embedding, tokens, wide)
+        wide = self.fuse(drafts.fuse, drafts.embedding, tokens, wide)
         states = [_attention(s, 0) for s in spans]
         wide = self.mix_attention(block.mixer_read, block.mixer, wide, states)
         none = np.empty((0, len(ends), block.router.top_k), dtype=np.int32)

@@ -10,9 +10,7 @@ from typing_extensions import override
 from cherenkov.backends import native_weights as describe
 from cherenkov.backends.base import (
     Block,
-    DraftFuse,
     DraftHead,
-    Embedding,
     Floats,
     Ids,
     Memory,
@@ -38,19 +36,17 @@ class NativeDrafts(NativeEngine):
     @override
     def draft_step(
         self,
-        w: DraftFuse[Matrix, Floats],
-        block: Block[Matrix, Floats],
-        embedding: Embedding[Matrix],
+        drafts: DraftHead[Matrix, Floats],
         tokens: Ids,
         wide: Floats,
         spans: Sequence[Span[Memory[Floats]]],
         resident: Resident,
         ends: Sequence[int],
     ) -> Stretch[Floats]:
-        mixture = self._memory()
+        block, mixture = drafts.block, self._memory()
         out = np.empty((len(ends), wide.shape[1]), dtype=np.float32)
         ids = np.empty((len(ends), block.router.top_k), dtype=np.int32)
-        on = self._drafting(w, block, embedding, resident)
+        on = self._drafting(drafts, resident)
         whole = self._engine.draft(
             *on.head,
             tokens,
@@ -84,7 +80,7 @@ class NativeDrafts(NativeEngine):
         block = drafts.block
         found = np.empty((depth, len(spans)), dtype=np.int32)
         ids = np.empty((depth, len(spans), block.router.top_k), dtype=np.int32)
-        on = self._drafting(drafts.fuse, block, drafts.embedding, resident)
+        on = self._drafting(drafts, resident)
         mixture = self._memory()
         whole = self._engine.guess(
             *on.head,
@@ -105,26 +101,20 @@ class NativeDrafts(NativeEngine):
         advance_head(spans, depth - 1)
         return found, ids
 
-    def _drafting(
-        self,
-        w: DraftFuse[Matrix, Floats],
-        block: Block[Matrix, Floats],
-        embedding: Embedding[Matrix],
-        resident: Resident,
-    ) -> Drafting:
+    def _drafting(self, drafts: DraftHead[Matrix, Floats], resident: Resident) -> Drafting:
         """What operations of the draft head work on, described once for each pool."""
-        on, pool = self._head, resident.pool
+        on, pool, block = self._head, resident.pool, drafts.block
         table = resident.slot_table
         if on is None or on.block is not block or on.pool is not pool or on.table is not table:
             trunk = self._describe(block, self._alone)
-            fuse = self._describe(w, describe.fuse_weights)
+            fuse = self._describe(drafts.fuse, describe.fuse_weights)
             record = self._describe(pool.layout, describe.expert_record)
             self._head = on = Drafting(
                 block,
                 pool,
                 table,
                 trunk,
-                (fuse, embedding.table.placed, trunk),
+                (fuse, drafts.embedding.table.placed, trunk),
                 (record, pool.memory, table[block.index :]),
                 self._lower(pool),
             )

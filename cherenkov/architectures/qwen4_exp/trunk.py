@@ -91,7 +91,7 @@ class Qwen4Exp(Generic[M, A]):
     @property
     def drafts(self) -> bool:
         """There is a draft head."""
-        return self.weights.draft is not None
+        return self._drafts is not None
 
     @property
     def read_bytes(self) -> int:
@@ -151,22 +151,16 @@ class Qwen4Exp(Generic[M, A]):
 
         Source: published MTP semantics; transformers has no implementation.
         """
-        head, experts = self.weights.draft, self.experts
-        assert head is not None
+        drafts, experts = self._drafts, self.experts
+        assert drafts is not None
+        ends = range(len(rows)) if ends is None else ends
         wide, ids, choice = self.ops.draft_step(
-            head.fuse,
-            head.layer,
-            self.weights.embedding,
-            rows.tokens,
-            wide,
-            rows.draft(),
-            experts,
-            range(len(rows)) if ends is None else ends,
+            drafts, rows.tokens, wide, rows.draft(), experts, ends
         )
         if choice is not None:
-            return self._mixture(head.layer, wide, choice)
+            return self._mixture(drafts.block, wide, choice)
         if ids.size:
-            experts.used(head.layer.index, ids)
+            experts.used(drafts.block.index, ids)
         return wide
 
     def guess(self, rows: Rows[A], wide: A, depth: int) -> list[list[int]]:
@@ -180,8 +174,7 @@ class Qwen4Exp(Generic[M, A]):
         Returns:
             What may come after the last token of each: `depth` tokens.
         """
-        head, experts, drafts = self.weights.draft, self.experts, self._drafts
-        assert head is not None
+        drafts, experts = self._drafts, self.experts
         assert drafts is not None
         found = self.ops.guess(
             drafts,
@@ -195,14 +188,14 @@ class Qwen4Exp(Generic[M, A]):
         )
         if found is not None:
             best, ids = found
-            experts.made_do(head.layer.index, ids.reshape(1, -1, ids.shape[2]))
+            experts.made_do(drafts.block.index, ids.reshape(1, -1, ids.shape[2]))
             chains: list[list[int]] = best.T.tolist()
             return chains
         tokens: list[list[int]] = [[] for _ in rows.segments]
         ends: Sequence[int] = [s.stop - 1 for s in rows.segments]
         for _ in range(depth):
             wide = self.draft(rows, wide, ends)
-            best = self.ops.argmax(head.head, wide, range(len(ends))).tolist()
+            best = self.ops.argmax(drafts.head, wide, range(len(ends))).tolist()
             for chain, token in zip(tokens, best, strict=True):
                 chain.append(token)
             rows = Rows([(s.state, [token]) for s, token in zip(rows.segments, best, strict=True)])
@@ -211,8 +204,8 @@ class Qwen4Exp(Generic[M, A]):
 
     def draft_logits(self, wide: A, rows: Sequence[int]) -> A:
         """Logits `[len(rows), V]` of the draft head's residual."""
-        assert self.weights.draft is not None
-        return self.ops.logits(self.weights.draft.head, wide, rows)
+        assert self._drafts is not None
+        return self.ops.logits(self._drafts.head, wide, rows)
 
     def new_state(self, context_tokens: int) -> State[A]:
         """An empty sequence that can grow to `context_tokens`."""
