@@ -32,19 +32,6 @@ class Broken(Exception):
 
 
 @pytest.fixture(scope="module")
-def model(glow_store):
-    # A pool so small that experts are read all the time.
-    try:
-        loaded = Model.load(
-            glow_store, backend="native", context_tokens=256, pool=0.004, sequences=4
-        )
-    except BackendError as error:
-        pytest.skip(str(error))
-    with loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
 def alone(model):
     return [words(model.chat(said(text), **OPTIONS)) for text in TEXTS]
 

@@ -2,24 +2,11 @@
 
 import pytest
 
-from cherenkov import Model
 from cherenkov.chat.options import Settings
 from cherenkov.engine import ChatRequest, Engine, Limits, TurnRequest
 from cherenkov.errors import BackendError, RequestError
 
 OPTIONS = {"max_tokens": 8, "temperature": 0.8, "seed": 11, "top_logprobs": 1}
-
-
-@pytest.fixture(scope="module")
-def model(glow_store):
-    try:
-        loaded = Model.load(
-            glow_store, backend="native", context_tokens=256, pool=0.004, sequences=4
-        )
-    except BackendError as error:
-        pytest.skip(str(error))
-    with loaded:
-        yield loaded
 
 
 def said(text):
