@@ -199,6 +199,8 @@ def penalised(logits: Plain, sampling: Sampling, seen: Occurrences | None = None
 
 def _amended(logits: Plain, sampling: Sampling, seen: Occurrences | None) -> Logits:
     if seen is None or not sampling.needs_occurrences:
+        if not sampling.logit_bias:
+            return logits
         seen = _NOTHING
     if not seen.ids.size and not sampling.logit_bias:
         return logits

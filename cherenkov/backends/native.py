@@ -281,9 +281,8 @@ class Native(NativeDrafts):
         layers = reach if len(wide) <= _ROWS_AT_ONE_GO else reach[:1]
         given = [features.get(i) for i in range(len(blocks))]
         found = self._run(blocks, layers, wide, spans, given, resident, flow=True)
-        ran = blocks[layers.start : min(layers.start + len(found.ids) + 1, layers.stop)]
-        for s in spans:
-            advance(ran, s)
+        ran = range(layers.start, min(layers.start + len(found.ids) + 1, layers.stop))
+        advance(self._caches(blocks), ran, spans)
         return found
 
     def _run(

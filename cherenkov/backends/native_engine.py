@@ -55,6 +55,7 @@ class NativeEngine(Backend[Matrix, Floats]):
         self._asked = options.precision
         # Operations describe their weights to the kernels once. Keyed by identity; the values keep the keys alive.
         self._described: dict[int, tuple[object, Any]] = {}
+        self._cached: tuple[Sequence[Block[Matrix, Floats]], Sequence[int]] | None = None
         self._mixtures: list[_native.Mixture] = []  # those that no choice uses
         self._head: Drafting | None = None
 
@@ -85,6 +86,13 @@ class NativeEngine(Backend[Matrix, Floats]):
 
     def _trunk(self, blocks: Sequence[Block[Matrix, Floats]]) -> _native.Trunk:
         return _native.trunk([self._layer(block) for block in blocks])
+
+    def _caches(self, blocks: Sequence[Block[Matrix, Floats]]) -> Sequence[int]:
+        """The layers among these whose mixer keeps a cache. There are many layers, and this is wanted for each token."""
+        if self._cached is None or self._cached[0] is not blocks:
+            listed = [b.index for b in blocks if not isinstance(b.mixer, DeltaNet)]
+            self._cached = blocks, listed
+        return self._cached[1]
 
     def _alone(self, block: Block[Matrix, Floats]) -> _native.Trunk:
         return self._trunk((block,))

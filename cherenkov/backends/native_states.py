@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 __all__ = ["Drafting", "NativeChoice", "advance", "advance_head", "behind", "lengthen"]
 
 
-def advance(blocks: Sequence[Block[Any, Any]], span: Span[Memory[Floats]]) -> None:
-    """The span's rows are in the caches of these layers now."""
-    for block in blocks:
-        state = span.state.layers[block.index]
-        if isinstance(state, AttentionState):
-            state.length = span.position + span.stop - span.start
+def advance(caches: Sequence[int], ran: range, spans: Sequence[Span[Memory[Floats]]]) -> None:
+    """The spans' rows are in the caches of the layers that ran now. `caches` are the layers that have one."""
+    for s in spans:
+        length = s.position + s.stop - s.start
+        for layer in caches:
+            if layer in ran:
+                state = s.state.layers[layer]
+                assert isinstance(state, AttentionState)
+                state.length = length
 
 
 def advance_head(spans: Sequence[Span[Memory[Floats]]], more: int = 0) -> None:

@@ -147,7 +147,7 @@ class ExpertStore:
         """
         self._take_over()
         self._rows, self._flows = rows, flows
-        if self.holds_all and not self._full:
+        if self.holds_all and not self._full and self.stats.misses >= self._slots.table.size:
             self._full = not np.any(self._slots.table == NOTHING)
         self._stepping = rows <= MOST_ROWS and self.most_ahead > 0 and not self.holds_all
         self._ahead = self._stepping and self._trial.begin()
@@ -243,7 +243,7 @@ class ExpertStore:
             for i in range(count):
                 self._confront(first_layer + i, _distinct(ids[i]))
         self._note(first_layer, ids)
-        if not self._full:
+        if not self.holds_all:
             self._slots.spare_experts(first_layer, ids)
         self.stats.hits += ids.size if rows == 1 else _distinct_in_each(ids)
         if self._mixed:

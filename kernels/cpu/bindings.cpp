@@ -24,6 +24,7 @@ NB_MODULE(_native, m) {
     cherenkov::cpu::bind_flow(m);
     cherenkov::cpu::bind_engine(m);
     cherenkov::io::bind_reads(m);
+    cherenkov::cpu::bind_ngrams(m);
     cherenkov::cpu::bind_sampling(m);
     m.def("read_bandwidth", [](int threads) {
         cherenkov::cpu::need(threads > 0 && threads <= 1024, "read_bandwidth", "threads must be 1 to 1024");

@@ -88,6 +88,7 @@ using HeldHead = Held<Head>;
 // Add the classes to the module.
 void bind_weights(nb::module_& m);
 void bind_engine(nb::module_& m);
+void bind_ngrams(nb::module_& m);
 void bind_sampling(nb::module_& m);
 
 }  // namespace cherenkov::cpu

@@ -4,9 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cherenkov.architectures.qwen4_exp import ngrams
 from cherenkov.architectures.qwen4_exp.ngrams import NgramHash
 
 EOS = 3
@@ -42,6 +43,15 @@ def make(multipliers, sizes, offsets):
     return NgramHash(*(np.array(v, dtype=np.int64) for v in (multipliers, sizes, offsets)), eos=EOS)
 
 
+@pytest.fixture(params=[True, False], ids=["kernels", "numpy"], autouse=True)
+def kernels(request, monkeypatch):
+    """Both ways to the same rows."""
+    if not request.param:
+        monkeypatch.setattr(ngrams, "_native", None)
+    elif ngrams._native is None:
+        pytest.skip("the kernels are not built")
+
+
 @st.composite
 def hashes(draw):
     order, heads = draw(st.integers(2, 5)), draw(st.integers(1, 3))
@@ -52,7 +62,9 @@ def hashes(draw):
     return multipliers, sizes, offsets
 
 
-@settings(max_examples=200, deadline=None)
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(hashes(), st.lists(st.integers(0, 6) | st.integers(0, 300_000), max_size=12), st.data())
 def test_any_chunking_equals_arithmetic_by_hand(parameters, tokens, data):
     cuts = data.draw(st.sets(st.integers(0, len(tokens)))) | {0, len(tokens)}

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cherenkov.checkpoint.affine import HostMatrix, bf16_to_float32, dequantise, quantise
-from cherenkov.errors import CorruptModel, DiskError
+from cherenkov.errors import BackendError, CorruptModel, DiskError
 from cherenkov.experts import rows as rows_module
 from cherenkov.experts.rows import RowTable, memory_bytes
 from cherenkov.packing.integrity import NgramBlocks, checksum
@@ -49,6 +49,16 @@ def resident(request, monkeypatch):
     return request.param
 
 
+@pytest.fixture(params=[True, False], ids=["kernels", "numpy"])
+def kernels(request, monkeypatch):
+    """Both ways to the same values."""
+    if not request.param:
+        monkeypatch.setattr(rows_module, "_native", None)
+    elif rows_module._native is None:
+        pytest.skip("the kernels are not built")
+
+
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.dim}x{layout.bits}")
 def test_gathers_side_by_side(tmp_path, layout, resident):
     values = write(tmp_path / "ngram.bin", layout)
@@ -246,3 +256,15 @@ def test_a_table_on_disk_is_not_read_to_be_checked(tmp_path, monkeypatch):
     layout, path = LAYOUTS[0], tmp_path / "ngram.bin"
     write(path, layout)
     RowTable(path, layout, NgramBlocks("ngram.bin", 16, (0, 0, 0))).close()
+
+
+@pytest.mark.parametrize("row", [-1, ROWS, 1 << 40])
+def test_kernels_refuse_a_row_that_is_not_there(tmp_path, row):
+    if rows_module._native is None:
+        pytest.skip("the kernels are not built")
+    layout = LAYOUTS[0]
+    write(tmp_path / "ngram.bin", layout)
+    table = RowTable(tmp_path / "ngram.bin", layout)
+    with pytest.raises(BackendError, match="no such row"):
+        table.gather(np.array([[row]]))
+    table.close()

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
+
+_native: ModuleType | None
+try:
+    import cherenkov._native as _kernels
+except ImportError:  # a build without kernels
+    _native = None
+else:
+    _native = _kernels
 
 __all__ = ["NgramHash"]
 
 Int64s = NDArray[np.int64]
-
-_HALF, _WHOLE = 2**63, 2**64
-_FEW = 4
-"""Rows that are cheaper one by one."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,10 @@ class NgramHash:
         """Table rows `[R, heads]` of `tokens` `[R]` that follow `before` (only its tail matters)."""
         reach, count = self.context_tokens, len(tokens)
         tail = list(before[-reach:]) if reach else []
-        if count <= _FEW:
-            both = [*tail, *tokens.tolist()]
-            ends = range(len(both) - count + 1, len(both) + 1)
-            return np.array([self._row(both[:end]) for end in ends], dtype=np.int64)
+        if self._kernel is not None:
+            found: Int64s = np.empty((count, len(self.sizes)), np.int64)
+            self._kernel.rows(tail, np.ascontiguousarray(tokens, np.int32), found)
+            return found
         history = [self.eos] * (reach - len(tail)) + tail
         sequence = np.array([*history, *tokens.tolist()], dtype=np.int64)
         ago = np.array(
@@ -68,26 +73,13 @@ class NgramHash:
         ids: Int64s = np.remainder(by_head, self.sizes) + self.offsets
         return ids
 
-    def _row(self, sequence: list[int]) -> list[int]:
-        """As `rows`, for the last token of `sequence`: whole numbers of Python cost a tenth of small arrays."""
-        mixed, ended = sequence[-1] * self._factors[0], False
-        found: list[int] = []
-        for ago, heads in enumerate(self._heads, 2):
-            token = sequence[-ago] if ago <= len(sequence) else self.eos
-            ended = ended or token == self.eos
-            mixed ^= (self.eos if ended else token) * self._factors[ago - 1]
-            # Products wrap at 64 bits, and so does what is made of them.
-            wrapped = (mixed + _HALF) % _WHOLE - _HALF
-            found += [wrapped % size + offset for size, offset in heads]
-        return found
-
     @cached_property
-    def _heads(self) -> list[list[tuple[int, int]]]:
-        """Size and offset of each head, by n-gram order."""
-        pairs = list(zip(self.sizes.tolist(), self.offsets.tolist(), strict=True))
-        each = len(pairs) // max(1, self.context_tokens)
-        return [pairs[i * each : (i + 1) * each] for i in range(self.context_tokens)]
-
-    @cached_property
-    def _factors(self) -> list[int]:
-        return [int(factor) for factor in self.multipliers]
+    def _kernel(self) -> Any:
+        """The same in C++: small arrays cost NumPy more than a layer costs the kernels."""
+        if _native is None:
+            return None
+        multipliers, sizes, offsets = (
+            np.ascontiguousarray(part, np.int64)
+            for part in (self.multipliers, self.sizes, self.offsets)
+        )
+        return _native.NgramHash(multipliers, sizes, offsets, self.eos)
