@@ -22,11 +22,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import random
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -36,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import wire
 from http_client import Answer, Refusal, ask, get, stream
 from limited import forget, limit, within
 from machine import clean_environment, load_average
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 
 PARTS = ("turns", "load", "hang-ups", "batch", "overhead", "prefix")
 _ROOT = Path(__file__).resolve().parent.parent
-_CHILDREN = Path(__file__).resolve().parent / "children"
 _TOKENS = 48
 _STREAMS = 4
 _CLIENTS = 64
@@ -362,62 +360,9 @@ def _rounds(args: argparse.Namespace, url: str, *, ids: bool = True) -> dict[str
     return {name: measurement(values, "tok/s") for name, values in samples.items()}
 
 
-def _plainly(url: str, prompt: list[int]) -> float:
-    """Tokens a second of one stream, by a client that only notes when something comes: it takes no time from the server."""
-    body = {"prompt": prompt, "max_tokens": _TOKENS, "temperature": 1.0, "seed": 0, "stream": True}
-    body |= {"logit_bias": _NO_END, "stream_options": {"include_usage": True}}
-    data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {url[7:]}\r\nConnection: close\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    host, _, port = url[7:].partition(":")
-    pieces, times = [], []
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.sendall(head.encode() + data)
-        while piece := connection.recv(65536):
-            pieces.append(piece)
-            times.append(time.perf_counter())
-    said = [t for piece, t in zip(pieces, times, strict=True) if b'"text":' in piece]
-    made = re.search(rb'"completion_tokens":(\d+)', b"".join(pieces))
-    assert made is not None, "a stream ends with what it took"
-    return (int(made[1]) - 1) / (said[-1] - said[0])
-
-
 def overhead(args: argparse.Namespace) -> dict[str, Any]:
     files = model_files(args.peers, "m2", GEOMETRIES["m2"], engines=["llama.cpp"])
-    ratios, wire, library = [], [], []
-    options = ["--ctx", "512", "--prefix-cache-mb", "0", "--threads", "2"]
-    job = {"model": str(files.store), "tokens": _TOKENS, "bias": 0, "threads": 2}
-    with ours(str(files.store), *options) as server:
-        child = subprocess.Popen(
-            [sys.executable, str(_CHILDREN / "one_stream.py"), json.dumps(job)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=clean_environment(PYTHONPATH=str(_ROOT)),
-        )
-        assert child.stdin is not None
-        assert child.stdout is not None
-        for number in range(args.rounds + 1):
-            (prompt,) = _prompts(1, 32, number)
-            child.stdin.write(json.dumps(prompt) + "\n")
-            child.stdin.flush()
-            alone = float(child.stdout.readline())
-            through = _plainly(server.url, prompt)
-            if number:  # the first round warms both
-                library.append(alone)
-                wire.append(through)
-                ratios.append(alone / through - 1)
-        child.stdin.close()
-        child.wait()
-    print(
-        f"one stream: library {statistics.median(library):.1f} tok/s, through the server "
-        f"{statistics.median(wire):.1f}, overhead {statistics.median(ratios):.1%}"
-    )
-    return {
-        "library": measurement(library, "tok/s"),
-        "server": measurement(wire, "tok/s"),
-        "overhead": measurement(ratios, "part"),
-    }
+    return wire.overhead(files.store, args.rounds)
 
 
 def prefix(args: argparse.Namespace) -> dict[str, Any]:
