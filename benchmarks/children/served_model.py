@@ -1,8 +1,8 @@
 """One model, served and used directly: served_model.py JOB. Says where it is served; then takes a command a line.
 
 A prompt (JSON, token ids) is answered by the library alone, in the main thread: each piece of text goes to stdout as soon
-as it is there, with `\\x1e` behind it, and `\\x1d` comes last. `times` is answered with seconds of processor time: of the
-thread of the server's connections, of the engine's, of all.
+as it is there, with `\\x1e` behind it, and `\\x1d` comes last. `times` is answered with seconds of processor time: of each
+thread that Python knows, by its name, and of all.
 """
 
 import asyncio
@@ -66,9 +66,8 @@ def say(text: str) -> None:
 def times() -> dict[str, float]:
     found = {"process": time.process_time()}
     for thread in threading.enumerate():
-        name = {"connections": "connections", "cherenkov-engine": "engine"}.get(thread.name)
-        if name and thread.native_id:
-            found[name] = time.clock_gettime(~thread.native_id << 3 | 6)  # CLOCK_THREAD_CPUTIME_ID
+        if thread.native_id:
+            found[thread.name] = time.clock_gettime(~thread.native_id << 3 | 6)  # CLOCK_THREAD_CPUTIME_ID
     return found
 
 
