@@ -283,19 +283,10 @@ def _prompts(count: int, length: int, seed: int) -> list[list[int]]:
     return np.random.default_rng(seed).integers(10, 8000, (count, length)).tolist()
 
 
-async def _streams(url: str, prompts: list[Any], *, ids: bool = True) -> float:
-    """Tokens a second of all streams together, from the last first token to the first last one."""
-    bodies = [
-        {"prompt": p, "max_tokens": _TOKENS, "logit_bias": _NO_END, "temperature": 1.0, "seed": i}
-        for i, p in enumerate(prompts)
-    ]
-    if not ids:
-        bodies = [{**b, "ignore_eos": True, "cache_prompt": False} for b in bodies]
-    answers = await asyncio.gather(*(stream(url, "/v1/completions", b) for b in bodies))
-    begun, ended = max(a.times[0] for a in answers), min(a.times[-1] for a in answers)
-    shares = [(a.usage["completion_tokens"] - 1) / (a.times[-1] - a.times[0]) for a in answers]
-    assert ended > begun or len(answers) == 1
-    return sum(shares)
+def _streams(url: str, prompts: list[Any]) -> float:
+    """Tokens a second of all streams together, while all of them are under way."""
+    shared = {"max_tokens": _TOKENS, "ignore_eos": True, "temperature": 1.0}
+    return wire.together(url, [{**shared, "prompt": p, "seed": i} for i, p in enumerate(prompts)])
 
 
 def batch(args: argparse.Namespace) -> dict[str, Any]:
@@ -316,7 +307,7 @@ def batch(args: argparse.Namespace) -> dict[str, Any]:
     llama = args.peers.llama_build / "bin/llama-server"
     if llama.exists():
         with theirs(args.peers, gguf_of(args.peers, files, "Q4_0")) as server:
-            found["llama.cpp"] = _rounds(args, server.url, ids=False)
+            found["llama.cpp"] = _rounds(args, server.url)
     if args.limit:
         with limit(_LIMIT_MB) as group:
             forget(files.store)
@@ -339,16 +330,16 @@ def batch(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _rounds(args: argparse.Namespace, url: str, *, ids: bool = True) -> dict[str, Any]:
+def _rounds(args: argparse.Namespace, url: str) -> dict[str, Any]:
     samples: dict[str, list[float]] = {
         k: [] for k in ("one", "four", "ratio", "alike", "alike_ratio")
     }
-    asyncio.run(_streams(url, _prompts(1, 32, 99), ids=ids))
+    _streams(url, _prompts(1, 32, 99))
     for number in range(args.rounds):
         prompts = _prompts(_STREAMS, 32, number)
-        one = asyncio.run(_streams(url, prompts[:1], ids=ids))
-        four = asyncio.run(_streams(url, prompts, ids=ids))
-        alike = asyncio.run(_streams(url, prompts[:1] * _STREAMS, ids=ids))
+        one = _streams(url, prompts[:1])
+        four = _streams(url, prompts)
+        alike = _streams(url, prompts[:1] * _STREAMS)
         for name, value in (
             ("one", one),
             ("four", four),

@@ -141,9 +141,14 @@ class Work:
                 yield index, one
 
     async def replies(self, takers: Sequence[Taker]) -> list[Reply]:
-        """The whole answers, after `begin`; takers are told every event. Raises as `events`."""
+        """The whole answers, after `begin`; takers are told every event, in any thread. Raises as `events`."""
         replies: dict[int, Reply] = {}
-        async for index, event in self.events():
+
+        def take(event: Answered) -> bool:
+            takers[0].take(event)
+            return True
+
+        async for index, event in self.events(lambda: take):
             takers[index].take(event)
             if isinstance(event, Finished):
                 replies[index] = event.reply

@@ -67,7 +67,9 @@ def times() -> dict[str, float]:
     found = {"process": time.process_time()}
     for thread in threading.enumerate():
         if thread.native_id:
-            found[thread.name] = time.clock_gettime(~thread.native_id << 3 | 6)  # CLOCK_THREAD_CPUTIME_ID
+            found[thread.name] = time.clock_gettime(
+                ~thread.native_id << 3 | 6
+            )  # CLOCK_THREAD_CPUTIME_ID
     return found
 
 

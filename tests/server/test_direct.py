@@ -57,6 +57,23 @@ def test_tokens_come_while_the_loop_is_busy():
         assert said(unchunked(found.partition(HEAD)[2])) == "abcd"
 
 
+def test_a_whole_answer_wakes_the_loop_for_its_ends_only(monkeypatch):
+    begun = threading.Event()
+    with Served(lambda request: ["a", Pause(60, begun), "b" * 200]) as server:
+        woken, wake = [], server.loop.call_soon_threadsafe
+        with server.raw() as connection:
+            body = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+            head = [("Connection", "close")]
+            connection.sendall(request_text("POST", "/v1/chat/completions", head, body))
+            server.until(lambda: [j for j in server.engine._jobs if j.ticket._at_once])
+            monkeypatch.setattr(
+                server.loop, "call_soon_threadsafe", lambda *given: woken.append(1) or wake(*given)
+            )
+            begun.set()
+            assert b"b" * 200 in read(connection)
+        assert len(woken) == 1
+
+
 def test_a_client_that_does_not_keep_up_gets_all_in_order(monkeypatch):
     """The thread that answers finds the connection full, again and again, and the loop takes over."""
     sent, send = [], Direct.send
