@@ -10,7 +10,7 @@
 - `hang-ups`: 200 clients that go away at random moments, then one that stays.
 - `batch`: four streams at once on a random model, against one; also under a memory limit, where experts are read from disk;
   once with prompts of their own, and once with one prompt, whose experts the streams share.
-- `overhead`: one stream through the server, against the library.
+- `overhead`: one stream through the server, against the library, with the same model in the same process.
 - `prefix`: the first token after a prompt of 2,000 tokens that was read before, against one that was not.
 
 Beside llama.cpp's `llama-server`, if `benchmarks/peers.py` has installed it. Writes
@@ -50,6 +50,7 @@ PARTS = ("turns", "load", "hang-ups", "batch", "overhead", "prefix")
 _ROOT = Path(__file__).resolve().parent.parent
 _TOKENS = 48
 _STREAMS = 4
+_SHORT = 4  # rounds of short answers for one of the others
 _CLIENTS = 64
 _HANG_UPS = 200
 _LIMIT_MB = 1000
@@ -353,7 +354,7 @@ def _rounds(args: argparse.Namespace, url: str) -> dict[str, Any]:
 
 def overhead(args: argparse.Namespace) -> dict[str, Any]:
     files = model_files(args.peers, "m2", GEOMETRIES["m2"], engines=["llama.cpp"])
-    return wire.overhead(files.store, args.rounds)
+    return wire.overhead(files.store, _SHORT * args.rounds)
 
 
 def prefix(args: argparse.Namespace) -> dict[str, Any]:

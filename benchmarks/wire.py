@@ -30,7 +30,7 @@ __all__ = ["overhead", "together"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _CHILD = Path(__file__).resolve().parent / "children" / "served_model.py"
-_TOKENS = 48
+_TOKENS = 24
 _OPTIONS = {"max_tokens": _TOKENS, "temperature": 1.0, "seed": 0}
 _NO_END = {0: -100}  # the random model ends where it happens to
 _SETTINGS = {"limits.context_tokens": 512, "limits.prefix_cache_mib": 0}
@@ -71,7 +71,7 @@ def overhead(store: Path, rounds: int) -> dict[str, Any]:
             ratios.append(sum(server[-2:]) / sum(library[-2:]) - 1)
             means.append(sum(map(sum, through)) / sum(map(sum, alone)) - 1)
             took = after["connections"] - before["connections"]
-            connections.append(1e6 * took / (2 * _TOKENS))
+            connections.append(took / 2)
     ask.close()
     child.wait()
     quarter = statistics.quantiles(ratios, n=4)
@@ -79,14 +79,14 @@ def overhead(store: Path, rounds: int) -> dict[str, Any]:
         f"one stream: library {statistics.median(library) * 1e3:.2f} ms a token, through the server "
         f"{statistics.median(server) * 1e3:.2f}, overhead {statistics.median(ratios):.1%} "
         f"({rounds} rounds, quartiles {quarter[0]:.1%} and {quarter[2]:.1%}; of means {statistics.median(means):.1%}); "
-        f"{statistics.median(connections):.0f} µs of it in the thread of the connections"
+        f"{statistics.median(connections) * 1e3:.1f} ms of a request in the thread of the connections"
     )
     return {
         "library": measurement(library, "s"),
         "server": measurement(server, "s"),
         "overhead": measurement(ratios, "part"),
         "overhead_of_means": measurement(means, "part"),
-        "connections": measurement(connections, "us"),
+        "connections": measurement(connections, "s"),
     }
 
 
