@@ -10,7 +10,7 @@
 - `hang-ups`: 200 clients that go away at random moments, then one that stays.
 - `batch`: four streams at once on a random model, against one; also under a memory limit, where experts are read from disk;
   once with prompts of their own, and once with one prompt, whose experts the streams share.
-- `overhead`: one stream through the server, against the library.
+- `overhead`: one stream through the server, against the library, with the same model in the same process.
 - `prefix`: the first token after a prompt of 2,000 tokens that was read before, against one that was not.
 
 Beside llama.cpp's `llama-server`, if `benchmarks/peers.py` has installed it. Writes
@@ -22,11 +22,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import random
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -36,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import wire
 from http_client import Answer, Refusal, ask, get, stream
 from limited import forget, limit, within
 from machine import clean_environment, load_average
@@ -49,9 +48,9 @@ if TYPE_CHECKING:
 
 PARTS = ("turns", "load", "hang-ups", "batch", "overhead", "prefix")
 _ROOT = Path(__file__).resolve().parent.parent
-_CHILDREN = Path(__file__).resolve().parent / "children"
 _TOKENS = 48
 _STREAMS = 4
+_SHORT = 4  # rounds of short answers for one of the others
 _CLIENTS = 64
 _HANG_UPS = 200
 _LIMIT_MB = 1000
@@ -285,19 +284,10 @@ def _prompts(count: int, length: int, seed: int) -> list[list[int]]:
     return np.random.default_rng(seed).integers(10, 8000, (count, length)).tolist()
 
 
-async def _streams(url: str, prompts: list[Any], *, ids: bool = True) -> float:
-    """Tokens a second of all streams together, from the last first token to the first last one."""
-    bodies = [
-        {"prompt": p, "max_tokens": _TOKENS, "logit_bias": _NO_END, "temperature": 1.0, "seed": i}
-        for i, p in enumerate(prompts)
-    ]
-    if not ids:
-        bodies = [{**b, "ignore_eos": True, "cache_prompt": False} for b in bodies]
-    answers = await asyncio.gather(*(stream(url, "/v1/completions", b) for b in bodies))
-    begun, ended = max(a.times[0] for a in answers), min(a.times[-1] for a in answers)
-    shares = [(a.usage["completion_tokens"] - 1) / (a.times[-1] - a.times[0]) for a in answers]
-    assert ended > begun or len(answers) == 1
-    return sum(shares)
+def _streams(url: str, prompts: list[Any]) -> float:
+    """Tokens a second of all streams together, while all of them are under way."""
+    shared = {"max_tokens": _TOKENS, "ignore_eos": True, "temperature": 1.0}
+    return wire.together(url, [{**shared, "prompt": p, "seed": i} for i, p in enumerate(prompts)])
 
 
 def batch(args: argparse.Namespace) -> dict[str, Any]:
@@ -318,7 +308,7 @@ def batch(args: argparse.Namespace) -> dict[str, Any]:
     llama = args.peers.llama_build / "bin/llama-server"
     if llama.exists():
         with theirs(args.peers, gguf_of(args.peers, files, "Q4_0")) as server:
-            found["llama.cpp"] = _rounds(args, server.url, ids=False)
+            found["llama.cpp"] = _rounds(args, server.url)
     if args.limit:
         with limit(_LIMIT_MB) as group:
             forget(files.store)
@@ -341,16 +331,16 @@ def batch(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _rounds(args: argparse.Namespace, url: str, *, ids: bool = True) -> dict[str, Any]:
+def _rounds(args: argparse.Namespace, url: str) -> dict[str, Any]:
     samples: dict[str, list[float]] = {
         k: [] for k in ("one", "four", "ratio", "alike", "alike_ratio")
     }
-    asyncio.run(_streams(url, _prompts(1, 32, 99), ids=ids))
+    _streams(url, _prompts(1, 32, 99))
     for number in range(args.rounds):
         prompts = _prompts(_STREAMS, 32, number)
-        one = asyncio.run(_streams(url, prompts[:1], ids=ids))
-        four = asyncio.run(_streams(url, prompts, ids=ids))
-        alike = asyncio.run(_streams(url, prompts[:1] * _STREAMS, ids=ids))
+        one = _streams(url, prompts[:1])
+        four = _streams(url, prompts)
+        alike = _streams(url, prompts[:1] * _STREAMS)
         for name, value in (
             ("one", one),
             ("four", four),
@@ -362,62 +352,9 @@ def _rounds(args: argparse.Namespace, url: str, *, ids: bool = True) -> dict[str
     return {name: measurement(values, "tok/s") for name, values in samples.items()}
 
 
-def _plainly(url: str, prompt: list[int]) -> float:
-    """Tokens a second of one stream, by a client that only notes when something comes: it takes no time from the server."""
-    body = {"prompt": prompt, "max_tokens": _TOKENS, "temperature": 1.0, "seed": 0, "stream": True}
-    body |= {"logit_bias": _NO_END, "stream_options": {"include_usage": True}}
-    data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {url[7:]}\r\nConnection: close\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    host, _, port = url[7:].partition(":")
-    pieces, times = [], []
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
-        connection.sendall(head.encode() + data)
-        while piece := connection.recv(65536):
-            pieces.append(piece)
-            times.append(time.perf_counter())
-    said = [t for piece, t in zip(pieces, times, strict=True) if b'"text":' in piece]
-    made = re.search(rb'"completion_tokens":(\d+)', b"".join(pieces))
-    assert made is not None, "a stream ends with what it took"
-    return (int(made[1]) - 1) / (said[-1] - said[0])
-
-
 def overhead(args: argparse.Namespace) -> dict[str, Any]:
     files = model_files(args.peers, "m2", GEOMETRIES["m2"], engines=["llama.cpp"])
-    ratios, wire, library = [], [], []
-    options = ["--ctx", "512", "--prefix-cache-mb", "0", "--threads", "2"]
-    job = {"model": str(files.store), "tokens": _TOKENS, "bias": 0, "threads": 2}
-    with ours(str(files.store), *options) as server:
-        child = subprocess.Popen(
-            [sys.executable, str(_CHILDREN / "one_stream.py"), json.dumps(job)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=clean_environment(PYTHONPATH=str(_ROOT)),
-        )
-        assert child.stdin is not None
-        assert child.stdout is not None
-        for number in range(args.rounds + 1):
-            (prompt,) = _prompts(1, 32, number)
-            child.stdin.write(json.dumps(prompt) + "\n")
-            child.stdin.flush()
-            alone = float(child.stdout.readline())
-            through = _plainly(server.url, prompt)
-            if number:  # the first round warms both
-                library.append(alone)
-                wire.append(through)
-                ratios.append(alone / through - 1)
-        child.stdin.close()
-        child.wait()
-    print(
-        f"one stream: library {statistics.median(library):.1f} tok/s, through the server "
-        f"{statistics.median(wire):.1f}, overhead {statistics.median(ratios):.1%}"
-    )
-    return {
-        "library": measurement(library, "tok/s"),
-        "server": measurement(wire, "tok/s"),
-        "overhead": measurement(ratios, "part"),
-    }
+    return wire.overhead(files.store, _SHORT * args.rounds)
 
 
 def prefix(args: argparse.Namespace) -> dict[str, Any]:

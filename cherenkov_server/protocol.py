@@ -13,6 +13,7 @@ import h11
 from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from cherenkov_server.direct import Direct
 from cherenkov_server.wire.refusals import Refusal
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class _Guarded(H11Protocol):
         super().__init__(*args, **kwargs)
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
+        self._direct: Direct | None = None
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -51,6 +53,9 @@ class _Guarded(H11Protocol):
         if len(self.connections) > self.most:
             self._make_room()
         self._reading = self._after(self.header_s, self.transport.abort)
+        self._direct = Direct(transport, self.loop)
+        # What the state holds comes with every request of this connection.
+        self.app_state = {**self.app_state, "direct": self._direct}
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -86,6 +91,8 @@ class _Guarded(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_reading()
         self._stop_writing()
+        if self._direct is not None:
+            self._direct.lose()
         super().connection_lost(exc)
 
     @override

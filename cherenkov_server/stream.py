@@ -8,6 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from cherenkov.errors import CorruptModel, DiskError
 from cherenkov_server.wire.refusals import refusal_of
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from litestar.types import Receive, Scope, Send
 
     from cherenkov.serving.requests import Answered
+    from cherenkov_server.direct import Direct
     from cherenkov_server.work import HangUp, Work
 
 __all__ = [
@@ -139,6 +141,8 @@ class Stream:
         self._last = last
         self._quiet_s = quiet_s
         self._sent_at = time.monotonic()
+        self._direct: Direct | None = None
+        self._unsent: bytes | None = None  # of the next event, which was refused
         self._headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-store",
@@ -146,7 +150,7 @@ class Stream:
             **headers,
         }
 
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Send it. What must happen at the end never waits, see `HangUp`."""
         keeping = asyncio.create_task(self._keep_alive(send))
         try:
@@ -157,20 +161,46 @@ class Stream:
                     "headers": encoded(self._headers),
                 }
             )
+            if scope["http_version"] == "1.1":  # older clients get no chunks
+                self._direct = scope["state"].get("direct")
             async for piece in self._all():
-                self._sent_at = time.monotonic()
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await self._send(send, piece)
             keeping.cancel()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send(send, b"", more=False)
         finally:
             keeping.cancel()
+            if self._direct is not None:
+                self._direct.hold()
             self._hang_up.stop()
             self._work.end()
 
+    async def _send(self, send: Send, piece: bytes, *, more: bool = True) -> None:
+        if self._direct is not None:
+            self._direct.hold()
+        self._sent_at = time.monotonic()
+        await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+    def _past_the_loop(self) -> Callable[[Answered], bool] | None:
+        """Who may take the next events, if the connection is free."""
+        direct = self._direct
+        return self._at_once if direct is not None and direct.open() else None
+
+    def _at_once(self, event: Answered) -> bool:
+        """Send what an event adds, in the thread of whoever answers; False leaves it to the loop."""
+        assert self._direct is not None
+        piece = self._pieces(0, event)
+        if piece:
+            self._sent_at = time.monotonic()
+            if not self._direct.send(piece):
+                self._unsent = piece
+                return False
+        return True
+
     async def _all(self) -> AsyncIterator[bytes]:
         try:
-            async for index, event in self._work.events():
-                piece = self._pieces(index, event)
+            async for index, event in self._work.events(self._past_the_loop):
+                unsent, self._unsent = self._unsent, None
+                piece = self._pieces(index, event) if unsent is None else unsent
                 if piece:
                     yield piece
         except Exception as error:  # noqa: BLE001 - the status is out; this is how the client can know
@@ -185,11 +215,16 @@ class Stream:
         while True:
             await asyncio.sleep(self._quiet_s)
             if time.monotonic() - self._sent_at >= self._quiet_s:
-                await send({"type": "http.response.body", "body": _QUIET, "more_body": True})
+                await self._send(send, _QUIET)
 
 
 def log_failure(error: BaseException) -> None:
-    """Tell of an error that is our fault: its class and where it was. Its words may be somebody's."""
+    """Tell of an error that is our fault: its class and where it was. Only files' own words are nobody's prompt."""
+    if isinstance(error, DiskError | CorruptModel):
+        _log.error("a request failed: %s: %s", type(error).__name__, error)
+        return
+    if error.__cause__ is not None:  # of another's making
+        error = error.__cause__
     trace, places = error.__traceback__, []
     while trace is not None:
         places.append(f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}")

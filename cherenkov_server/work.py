@@ -108,14 +108,20 @@ class Work:
                 self._tickets[i] = self._submit(self._requests[i])
         self.started = await self._tickets[0].astarted()
 
-    async def events(self) -> AsyncIterator[tuple[int, Answered]]:
+    async def events(
+        self, at_once: Callable[[], Callable[[Answered], bool] | None] = lambda: None
+    ) -> AsyncIterator[tuple[int, Answered]]:
         """All events, each with the index of its answer; after `begin`.
+
+        Args:
+            at_once: asked each time that there is nothing to give: who may take the events of a single answer first, see
+                `Ticket.anext`.
 
         Raises:
             CherenkovError: if an answer fails. The others are cancelled.
         """
         if len(self._requests) == 1:
-            async for event in self._tickets[0]:
+            while (event := await self._tickets[0].anext(at_once())) is not None:
                 yield 0, event
             return
         found: asyncio.Queue[tuple[int, Answered | BaseException | None]]
@@ -135,9 +141,14 @@ class Work:
                 yield index, one
 
     async def replies(self, takers: Sequence[Taker]) -> list[Reply]:
-        """The whole answers, after `begin`; takers are told every event. Raises as `events`."""
+        """The whole answers, after `begin`; takers are told every event, in any thread. Raises as `events`."""
         replies: dict[int, Reply] = {}
-        async for index, event in self.events():
+
+        def take(event: Answered) -> bool:
+            takers[0].take(event)
+            return True
+
+        async for index, event in self.events(lambda: take):
             takers[index].take(event)
             if isinstance(event, Finished):
                 replies[index] = event.reply

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from cherenkov.serving.requests import Answered
 
+    Taking = Callable[[Answered], bool]
+
 __all__ = ["Ticket"]
 
 
@@ -60,6 +62,7 @@ class Ticket:
         self._cancelled = False
         self._full_since: float | None = None
         self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._at_once: Taking | None = None
 
     # --- for the caller
 
@@ -101,12 +104,17 @@ class Ticket:
         while (event := await self.anext()) is not None:
             yield event
 
-    async def anext(self) -> Answered | None:
-        """As `next`, for asyncio; use `asyncio.timeout` around it to wait no longer than that."""
+    async def anext(self, at_once: Taking | None = None) -> Answered | None:
+        """As `next`, for asyncio; use `asyncio.timeout` around it to wait no longer than that.
+
+        Args:
+            at_once: while nothing is waiting, events other than the last are given to this first, in the thread of whoever
+                answers, and come here only once it refuses one (returns False). It must not wait.
+        """
         import asyncio  # noqa: PLC0415 - only asyncio's own callers need it
 
         loop = asyncio.get_running_loop()
-        while (future := self._awaited(loop)) is not None:
+        while (future := self._awaited(loop, at_once)) is not None:
             await future
         return self.next()
 
@@ -172,8 +180,12 @@ class Ticket:
         """Add an event. Never waits: whoever answers looks at `full_s` before making more."""
         with self._changed:
             assert not self._over, "nothing comes after the end"
-            self._events.append(event)
             self._over = isinstance(event, Finished)
+            if self._at_once is not None:
+                if not self._over and self._at_once(event):
+                    return
+                self._at_once = None
+            self._events.append(event)
             self._complete = self._complete or self._over
             if len(self._events) >= self._most and self._full_since is None:
                 self._full_since = time.monotonic()
@@ -185,6 +197,7 @@ class Ticket:
             if self._over:
                 return
             self._error, self._over = error, True
+            self._at_once = None
             self._wake()
 
     def complete(self) -> bool:
@@ -195,13 +208,16 @@ class Ticket:
             self._complete = True
             return True
 
-    def _awaited(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None] | None:
+    def _awaited(
+        self, loop: asyncio.AbstractEventLoop, at_once: Taking | None
+    ) -> asyncio.Future[None] | None:
         """What to wait for before `next` has something to give; None if it has."""
         with self._changed:
             if self._events or self._over:
                 return None
             future: asyncio.Future[None] = loop.create_future()
             self._waiter = loop, future
+            self._at_once = at_once
             return future
 
     # --- inside; hold `_changed`

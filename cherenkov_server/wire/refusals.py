@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from cherenkov.errors import (
@@ -9,6 +10,8 @@ from cherenkov.errors import (
     CapacityError,
     CherenkovError,
     ContextTooLong,
+    CorruptModel,
+    DiskError,
     RequestError,
     TemplateError,
     UnsupportedParam,
@@ -93,8 +96,17 @@ def refusal_of(error: BaseException, *, is_unavailable: bool = False) -> Refusal
         return _of_capacity(error, is_unavailable=is_unavailable)
     if isinstance(error, Cancelled):
         return Refusal(499, "the request was cancelled", "cancelled", code="cancelled")
-    words = str(error) if isinstance(error, CherenkovError) else "something went wrong inside"
-    return Refusal(500, words, "server_error", code="internal_error")
+    return Refusal(500, _words_of_failure(error), "server_error", code="internal_error")
+
+
+def _words_of_failure(error: BaseException) -> str:
+    """What a caller may know of a failure that is our fault: not where our files are, nor what others' code says."""
+    if isinstance(error, DiskError | CorruptModel):
+        name = PurePath(error.path).name
+        why = "cannot be read" if isinstance(error, DiskError) else "is damaged"
+        return f"{name} {why}: the server's log says more"
+    is_ours = isinstance(error, CherenkovError) and error.__cause__ is None
+    return str(error) if is_ours else "something went wrong inside"
 
 
 def _of_request(error: RequestError) -> Refusal:

@@ -22,7 +22,7 @@ class Served:
     def __init__(self, engine=None, *, keys=(), **flags):
         settings = {name.replace("__", "."): value for name, value in flags.items()}
         self.config, _ = load_config(settings)
-        if not isinstance(engine, ScriptedModel):
+        if engine is None or not hasattr(engine, "submit"):
             engine = ScriptedModel(engine or "ok", limits=limits_of(self.config))
         self.engine = engine
         self.listener = socket.create_server(("127.0.0.1", 0))

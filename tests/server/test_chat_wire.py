@@ -451,13 +451,18 @@ def test_going_on_whatever_the_model_says():
         assert server.engine.seen[-1].ignore_eos is False
 
 
-def test_an_error_on_the_way_ends_the_stream():
-    error = BackendError("scripted", "step", "broke")
+@pytest.mark.parametrize("cause", [None, ValueError("secret")])
+def test_an_error_on_the_way_ends_the_stream(cause):
+    """What others' code says in its errors stays here."""
+    error = BackendError("scripted", "step", "broke" if cause is None else str(cause))
+    error.__cause__ = cause
     with Served(lambda request: ["ab", error]) as server:
         chunks = server.chat_events()
         assert chunks[-1]["error"]["code"] == "internal_error"
         assert chunks[-1]["error"]["type"] == "server_error"
-        refused(server.chat(), 500, "internal_error")
+        found = refused(server.chat(), 500, "internal_error")
+        assert ("broke" in found["message"]) is (cause is None)
+        assert "secret" not in str([chunks, found])
 
 
 def test_an_error_of_one_choice_ends_the_others():

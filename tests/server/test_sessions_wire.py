@@ -78,7 +78,10 @@ def test_what_sessions_refuse(server):
 
 
 def test_requests_under_way(server):
-    threads = [background(lambda i=i: server.chat("wait", request_id=f"r{i}"))[0] for i in range(3)]
+    ask = lambda i: background(lambda: server.chat("wait", request_id=f"r{i}"))[0]  # noqa: E731
+    threads = [ask(0), ask(1)]
+    server.until(lambda: server.engine.metrics().active == 2)  # else the queue might be full
+    threads.append(ask(2))
     server.until(lambda: len(server.get("/v1/requests").json()["data"]) == 3)
     listed = server.get("/v1/requests").json()["data"]
     assert {one["id"] for one in listed} == {"r0", "r1", "r2"}

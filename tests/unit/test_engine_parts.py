@@ -74,6 +74,38 @@ def test_events_in_asyncio_from_a_thread():
     asyncio.run(main())
 
 
+def test_events_that_are_taken_at_once():
+    """Those that wait come first, the last always comes to the reader, and so does all from a refusal on."""
+
+    async def main():
+        ticket, taken = Ticket("x"), []
+
+        def take(event):
+            taken.append(event)
+            return event != EVENTS[3]
+
+        ticket.put(EVENTS[0])
+        assert await ticket.anext(take) == EVENTS[0]
+        waiting = asyncio.ensure_future(ticket.anext(take))
+        await asyncio.sleep(0)
+        for event in EVENTS[1:4]:
+            ticket.put(event)
+        assert taken == EVENTS[1:4]
+        ticket.put(EVENTS[2])  # behind the one that was refused
+        assert await waiting == EVENTS[3]
+        assert await ticket.anext(take) == EVENTS[2]
+        waiting = asyncio.ensure_future(ticket.anext(take))
+        await asyncio.sleep(0)
+        ticket.put(EVENTS[2])
+        assert not ticket.full_s
+        ticket.put(EVENTS[4])
+        assert await waiting == EVENTS[4]
+        assert taken == [*EVENTS[1:4], EVENTS[2]]
+        assert await ticket.anext(take) is None
+
+    asyncio.run(main())
+
+
 def test_an_event_for_a_loop_that_is_closed():
     ticket = Ticket("x")
 
