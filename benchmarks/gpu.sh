@@ -2,7 +2,7 @@
 # Everything that needs an NVIDIA GPU: correctness first, then speed. Each part is a process of its own with a time limit, and
 # writes its results as it goes, so that one that fails leaves the others.
 #   benchmarks/gpu.sh OUT [PART[+PART...][:SECONDS]...]      # leaves OUT/gpu.tar.gz
-# Parts joined by + run side by side: what is not timed. `wait` waits for the C++ kernels to be built, as all but the first must.
+# Parts joined by + run side by side: what is not timed. `wait` waits until the C++ kernels are built.
 # With PAYLOAD set to a folder of wheels and an MLX archive, they are unpacked first (a machine without a network).
 set -uo pipefail
 cd "$(dirname "$0")/.."
