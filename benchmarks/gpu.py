@@ -148,73 +148,103 @@ def table(found: Findings) -> None:
 
 
 def glow(found: Findings) -> None:
-    from cherenkov import Model, prepare
-    from cherenkov.backends.base import Options
+    """The demo model: its answer, its logits beside the reference's, and pools of any size."""
+    from cherenkov import prepare
 
-    def answer() -> Any:
-        with Model.load("demo", backend=BACKEND) as model:
-            begun = time.perf_counter()
-            text = model.generate("What is the capital of France?")
-            again = time.perf_counter()
-            model.generate("What is the capital of France?")
-            return {
-                "answer": text,
-                "backend": model.backend_name,
-                "first_s": again - begun,
-                "second_s": time.perf_counter() - again,
-                "plan": model.plan.sum(),
-            }
-
-    found.attempt("answer", answer)
-    from tests.golden.engine import Engine
-    from tests.golden.recorded import Recorded
-
+    found.attempt("answer", _answer)
     store = Path("/tmp/gpu-glow/store")
     if not store.exists():
         store.parent.mkdir(parents=True, exist_ok=True)
         prepare("demo", store)
-    recorded = Recorded("glow-4bit")
+    found.attempt("golden", lambda: _golden(store))
+    found.attempt("streaming", lambda: _streaming(store))
+    found.attempt("drafts", lambda: _drafts(store))
 
-    def golden() -> Any:
-        gaps = {}
-        with (
-            Engine(store, "reference") as other,
-            Engine(store, BACKEND, Options(precision="float32")) as engine,
-        ):
-            for prompt in ("chat", "single", "segments"):
-                ids = recorded.ids(prompt)
-                theirs, ours = other.run(ids).logits, engine.run(ids).logits
-                gaps[prompt] = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
-            expected = recorded.greedy("chat")
-            gaps["greedy is right"] = engine.greedy(recorded.ids("chat"), len(expected)) == expected
-            one = engine.run(recorded.ids("chat"), [1] * len(recorded.ids("chat")))
-            theirs = other.run(recorded.ids("chat"))
-            gaps["chat token by token"] = float(
-                np.abs(one.logits - theirs.logits).max() / np.abs(theirs.logits).max()
+
+def _answer() -> Any:
+    from cherenkov import Model
+
+    with Model.load("demo", backend=BACKEND) as model:
+        begun = time.perf_counter()
+        text = model.generate("What is the capital of France?")
+        again = time.perf_counter()
+        model.generate("What is the capital of France?")
+        return {
+            "answer": text,
+            "backend": model.backend_name,
+            "first_s": again - begun,
+            "second_s": time.perf_counter() - again,
+            "plan": model.plan.sum(),
+        }
+
+
+def _golden(store: Path) -> Any:
+    from cherenkov.backends.base import Options
+    from tests.golden.engine import Engine
+    from tests.golden.recorded import Recorded
+
+    recorded, gaps = Recorded("glow-4bit"), {}
+    exact = Options(precision="float32")
+    with Engine(store, "reference") as other, Engine(store, BACKEND, exact) as engine:
+        for prompt in ("chat", "single", "segments"):
+            ids = recorded.ids(prompt)
+            gaps[prompt] = _gap(engine.run(ids).logits, other.run(ids).logits)
+        ids, expected = recorded.ids("chat"), recorded.greedy("chat")
+        gaps["greedy is right"] = engine.greedy(ids, len(expected)) == expected
+        one, whole = engine.run(ids, [1] * len(ids)).logits, other.run(ids).logits
+        gaps["chat token by token"] = _gap(one, whole)
+    return gaps
+
+
+def _gap(ours: Any, theirs: Any) -> float:
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+def _streaming(store: Path) -> Any:
+    """Any pool size gives identical output."""
+    from tests.golden.engine import Engine
+    from tests.golden.recorded import Recorded
+
+    ids = Recorded("glow-4bit").ids("chat")
+    with Engine(store, BACKEND) as engine:
+        records, whole = engine.experts.slots, engine.run(ids)
+        steps = engine.run(ids, [1] * len(ids))
+        tokens = engine.greedy(ids, 12)
+    same: dict[str, Any] = {}
+    for slots in (1, 3, 4, 17, records // 4, records - 1):
+        with Engine(store, BACKEND, slots=slots) as engine:
+            for turn in ("cold", "warm"):
+                a = np.array_equal(engine.run(ids).logits, whole.logits)
+                b = np.array_equal(engine.run(ids, [1] * len(ids)).logits, steps.logits)
+                c = engine.greedy(ids, 12) == tokens
+                same[f"{slots} slots, {turn}"] = [a, b, c]
+            same[f"{slots} misses"] = engine.experts.stats.misses
+    return same
+
+
+def _drafts(store: Path) -> Any:
+    """Answers with tokens guessed ahead, beside those without, and whether rows depend on how many go together."""
+    from cherenkov import Model
+    from tests.golden.engine import Engine
+    from tests.golden.recorded import Recorded
+
+    said: dict[str, Any] = {}
+    for mode in ("off", "mtp"):
+        with Model.load(store, backend=BACKEND, speculate=mode) as model:
+            speculation = model.responder.loaded.speculation
+            speculation.pace.fixed = 3
+            found = model.generate("Count to ten.", max_tokens=40)
+            said[mode] = {"answer": str(found), "rows": list(speculation.counts.rows)}
+    said["the same"] = said["off"]["answer"] == said["mtp"]["answer"]
+    ids = Recorded("glow-4bit").ids("chat")
+    with Engine(store, BACKEND) as engine:
+        alone = engine.run(ids, [1] * len(ids)).logits
+        for rows in (2, 3, 4):
+            cut = [rows] * (len(ids) // rows) + [1] * (len(ids) % rows)
+            said[f"{rows} rows at a time, the same bits"] = np.array_equal(
+                engine.run(ids, cut).logits, alone
             )
-        return gaps
-
-    found.attempt("golden", golden)
-
-    def streaming() -> Any:
-        """Any pool size gives identical output."""
-        ids = recorded.ids("chat")
-        with Engine(store, BACKEND) as engine:
-            records, whole = engine.experts.slots, engine.run(ids)
-            steps = engine.run(ids, [1] * len(ids))
-            tokens = engine.greedy(ids, 12)
-        same = {}
-        for slots in (1, 3, 4, 17, records // 4, records - 1):
-            with Engine(store, BACKEND, slots=slots) as engine:
-                for turn in ("cold", "warm"):
-                    a = np.array_equal(engine.run(ids).logits, whole.logits)
-                    b = np.array_equal(engine.run(ids, [1] * len(ids)).logits, steps.logits)
-                    c = engine.greedy(ids, 12) == tokens
-                    same[f"{slots} slots, {turn}"] = [a, b, c]
-                same[f"{slots} misses"] = engine.experts.stats.misses
-        return same
-
-    found.attempt("streaming", streaming)
+    return said
 
 
 if __name__ == "__main__":

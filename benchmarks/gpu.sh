@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that needs an NVIDIA GPU: correctness first, then speed. Each part is a process of its own with a time limit, and
 # writes its results as it goes, so that one that fails leaves the others.
-#   benchmarks/gpu.sh OUT [PART[:SECONDS]...]      # leaves OUT/gpu.tar.gz
+#   benchmarks/gpu.sh OUT [PART[+PART...][:SECONDS]...]      # leaves OUT/gpu.tar.gz
+# Parts joined by + run side by side: what is not timed. `wait` waits until the C++ kernels are built.
 # With PAYLOAD set to a folder of wheels and an MLX archive, they are unpacked first (a machine without a network).
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -44,8 +45,15 @@ for part in "${@:-probe}"; do
     continue
   fi
   begun=$SECONDS
-  timeout -k 5 "$limit" "$python" benchmarks/gpu.py "$name" "$out" >"$out/$name.log" 2>&1
-  echo "== $name: exit $? after $((SECONDS - begun)) s"
-  tail -n "${LINES_EACH:-12}" "$out/$name.log" | cut -c1-900
+  running=()
+  for each in ${name//+/ }; do
+    timeout -k 5 "$limit" "$python" benchmarks/gpu.py "$each" "$out" >"$out/$each.log" 2>&1 &
+    running+=("$each:$!")
+  done
+  for each in "${running[@]}"; do
+    wait "${each#*:}"
+    echo "== ${each%%:*}: exit $? after $((SECONDS - begun)) s"
+    tail -n "${LINES_EACH:-12}" "$out/${each%%:*}.log" | cut -c1-900
+  done
   tar -czf "$kept/gpu.tar.gz" -C "$out" . # one file, and again after every part: what follows may be cut off
 done

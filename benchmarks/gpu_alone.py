@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+_BUILT = Path("/tmp/gpu-alone")
 _BEFORE = """#include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -85,69 +86,57 @@ def dump(folder: Path) -> None:
 
 
 def run(folder: Path, out: Path) -> None:
+    """Build every case, compare it with the emulator, then run all of them under each of the sanitizer's tools."""
     cases = json.loads((folder / "cases.json").read_text())
-    built = Path("/tmp/gpu-alone")
-    built.mkdir(exist_ok=True)
-    result = {"built": {}, "checked": {}, "sanitizer": {}}
+    result: dict[str, dict[str, object]] = {"built": {}, "checked": {}, "sanitizer": {}}
 
     def save() -> None:
         (out / "alone.json").write_text(json.dumps(result, indent=1))
 
-    def build(name: str) -> tuple[str, dict[str, object]]:
-        target = built / f"{name}.so"
-        command = [
-            "nvcc",
-            "-std=c++17",
-            "-O3",
-            "-gencode=arch=compute_90a,code=sm_90a",
-            "-lineinfo",
-        ]
-        command += ["-Xptxas", "-v", "-shared", "-Xcompiler", "-fPIC", "-cudart", "static"]
-        done = subprocess.run(
-            [*command, str(folder / f"{name}.cu"), "-o", str(target)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        report = {
-            "rc": done.returncode,
-            "registers": re.findall(r"Used (\d+) registers", done.stderr),
-            "spills": re.findall(r"(\d+) bytes spill", done.stderr),
-        }
-        return name, report if not done.returncode else report | {"error": done.stderr[-800:]}
-
     begun = time.time()
     with ThreadPoolExecutor(os.cpu_count() or 4) as pool:
-        for name, report in pool.map(build, cases):
-            result["built"][name] = report
-    result["build_s"] = time.time() - begun
+        result["built"] = dict(pool.map(lambda name: _build(folder, name), cases))
     save()
     good = [name for name in cases if result["built"][name]["rc"] == 0]
-    print(f"built {len(good)} of {len(cases)} in {result['build_s']:.0f} s")
+    print(f"built {len(good)} of {len(cases)} in {time.time() - begun:.0f} s")
     one = [sys.executable, __file__, "cases", str(folder), *good]
     done = subprocess.run(one, capture_output=True, text=True, check=False, timeout=100)
     print(done.stderr[-500:])
-    result["checked"] = json.loads(done.stdout.splitlines()[-1]) if done.stdout else done.stderr
+    result["checked"] = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}
     save()
     wrong = {n: c for n, c in result["checked"].items() if c.get("error") or c["worst"] > 2e-4}
     print(f"checked {len(result['checked'])}, wrong: {wrong or 'none'}")
     for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
-        begun = time.time()
-        try:
-            done = subprocess.run(
-                ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *one],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=75,
-            )
-            tail = [line for line in done.stdout.splitlines() if line.startswith("=========")]
-            result["sanitizer"][tool] = {"rc": done.returncode, "tail": tail[-12:]}
-        except (subprocess.TimeoutExpired, OSError) as error:
-            result["sanitizer"][tool] = {"rc": None, "tail": [str(error)[:300]]}
-        result["sanitizer"][tool]["seconds"] = time.time() - begun
-        print(tool, result["sanitizer"][tool]["rc"], result["sanitizer"][tool]["tail"][-1:])
+        found = result["sanitizer"][tool] = _sanitized(tool, one)
+        print(tool, found["rc"], found["tail"][-1:])
         save()
+
+
+def _build(folder: Path, name: str) -> tuple[str, dict[str, object]]:
+    """A case's library, with the registers that it takes."""
+    command = ["nvcc", "-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-lineinfo"]
+    command += ["-Xptxas", "-v", "-shared", "-Xcompiler", "-fPIC", "-cudart", "static"]
+    _BUILT.mkdir(exist_ok=True)
+    command += [str(folder / f"{name}.cu"), "-o", str(_BUILT / f"{name}.so")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    report = {
+        "rc": done.returncode,
+        "registers": re.findall(r"Used (\d+) registers", done.stderr),
+        "spills": re.findall(r"(\d+) bytes spill", done.stderr),
+    }
+    return name, report if not done.returncode else report | {"error": done.stderr[-800:]}
+
+
+def _sanitized(tool: str, command: list[str]) -> dict[str, object]:
+    """What a tool of compute-sanitizer says of a command."""
+    begun = time.time()
+    whole = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *command]
+    try:
+        done = subprocess.run(whole, capture_output=True, text=True, check=False, timeout=75)
+    except (subprocess.TimeoutExpired, OSError) as error:
+        return {"rc": None, "tail": [str(error)[:300]], "seconds": time.time() - begun}
+    tail = [line for line in done.stdout.splitlines() if line.startswith("=========")]
+    return {"rc": done.returncode, "tail": tail[-12:], "seconds": time.time() - begun}
 
 
 def check(folder: Path, names: list[str]) -> None:
@@ -155,7 +144,7 @@ def check(folder: Path, names: list[str]) -> None:
     cases = json.loads((folder / "cases.json").read_text())
     found = {}
     for name in names:
-        library = ctypes.CDLL(f"/tmp/gpu-alone/{name}.so")
+        library = ctypes.CDLL(str(_BUILT / f"{name}.so"))
         with np.load(folder / f"{name}.npz") as data:
             inputs = [np.ascontiguousarray(data[f"in{i}"]) for i in range(32) if f"in{i}" in data]
             expected = [data[f"out{i}"] for i in range(8) if f"out{i}" in data]

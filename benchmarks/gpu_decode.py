@@ -8,10 +8,13 @@ import shutil
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from gpu_parts import BACKEND, SMALL, Findings, on_owner
+
+_COUNTED = 48
+"""Steps that are timed."""
 
 # --- whole steps --------------------------------------------------------------------------------------------------
 
@@ -52,74 +55,95 @@ def decode(found: Findings) -> None:
     measure("a quarter, the rest on disk", folder, records // 4, "auto")
 
 
+class _Waits:
+    """Counts how often, and how long, the host waits for the GPU while this is open."""
+
+    def __init__(self) -> None:
+        self.seconds, self.count = 0.0, 0
+
+    def __enter__(self) -> Self:
+        from cherenkov.backends import mlx
+
+        self._plain = plain = mlx.Mlx._show
+
+        def timed(ops: Any, *arrays: Any) -> None:
+            begun = time.perf_counter()
+            plain(ops, *arrays)
+            self.seconds += time.perf_counter() - begun
+            self.count += 1
+
+        mlx.Mlx._show = timed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        from cherenkov.backends import mlx
+
+        mlx.Mlx._show = self._plain
+
+
 def _steps(folder: Path, layers: int, slots: int, lookahead: str) -> Any:
+    """Steps of one token each, after a prompt of 64."""
     import mlx.core as mx
 
-    from cherenkov.backends import mlx as backend_module
-    from cherenkov.state import Rows
     from tests.golden.engine import Engine
 
-    spent = {"s": 0.0, "n": 0}
-    plain = backend_module.Mlx._show
-
-    def timed(self: Any, *arrays: Any) -> None:
-        begun = time.perf_counter()
-        plain(self, *arrays)
-        spent["s"] += time.perf_counter() - begun
-        spent["n"] += 1
-
-    backend_module.Mlx._show = timed
-    try:
-        with Engine(folder, BACKEND, slots=slots, lookahead=lookahead) as engine:
-            state = engine.network.new_state(4096)
-            prompt = np.random.default_rng(0).integers(0, 2000, 64).tolist()
-            begun = time.perf_counter()
-            wide = engine.network.forward(Rows([(state, prompt)]))
-            engine.ops.host(engine.network.logits(wide, [len(prompt) - 1]))
-            first = time.perf_counter() - begun
-
-            def step(token: int) -> int:
-                wide = engine.network.forward(Rows([(state, [token])]))
-                head = engine.network.weights.head
-                return int(engine.ops.argmax(head, wide, [0])[0])
-
-            token, warm, count = 1, 64, 48
-            if (
-                slots >= layers * 512 and not SMALL
-            ):  # everything into memory, without waiting for chance
-                for layer in range(layers):
-                    for start in range(0, 512, 64):
-                        with engine.experts.acquire(
-                            layer, np.arange(start, start + 64, dtype=np.int32)
-                        ) as lease:
-                            for _ in lease:
-                                pass
-                warm = 16
-            for _ in range(warm):
-                token = step(token)
-            stats = engine.experts.stats
-            before, reads = stats.misses, stats.read_bytes
-            spent.update(s=0.0, n=0)
-            times = []
-            for _ in range(count):
+    with Engine(folder, BACKEND, slots=slots, lookahead=lookahead) as engine:
+        state = engine.network.new_state(4096)
+        first = _prompt(engine, state)
+        whole = slots >= layers * 512 and not SMALL
+        if whole:
+            _fill(engine, layers)
+        token = 1
+        for _ in range(16 if whole else 64):
+            token = _step(engine, state, token)
+        stats = engine.experts.stats
+        before, reads, times = stats.misses, stats.read_bytes, []
+        with _Waits() as waits:
+            for _ in range(_COUNTED):
                 begun = time.perf_counter()
-                token = step(token)
+                token = _step(engine, state, token)
                 times.append(time.perf_counter() - begun)
-            median = statistics.median(times)
-            return {
-                "tokens_s": 1 / median,
-                "ms_a_step": median * 1e3,
-                "ms_a_block": median * 1e3 / layers,
-                "low_ms": min(times) * 1e3,
-                "high_ms": max(times) * 1e3,
-                "share_waiting_for_the_gpu": spent["s"] / sum(times),
-                "synchronisations_a_step": spent["n"] / count,
-                "misses_a_step": (stats.misses - before) / count,
-                "read_mb_a_step": (stats.read_bytes - reads) / count / 1e6,
-                "stall_s": stats.stall_s,
-                "prompt_of_64_s": first,
-                "slots": slots,
-                "active_bytes": on_owner(mx.get_active_memory),
-            }
-    finally:
-        backend_module.Mlx._show = plain
+        median = statistics.median(times)
+        return {
+            "tokens_s": 1 / median,
+            "ms_a_step": median * 1e3,
+            "ms_a_block": median * 1e3 / layers,
+            "low_ms": min(times) * 1e3,
+            "high_ms": max(times) * 1e3,
+            "share_waiting_for_the_gpu": waits.seconds / sum(times),
+            "synchronisations_a_step": waits.count / _COUNTED,
+            "misses_a_step": (stats.misses - before) / _COUNTED,
+            "read_mb_a_step": (stats.read_bytes - reads) / _COUNTED / 1e6,
+            "stall_s": stats.stall_s,
+            "prompt_of_64_s": first,
+            "slots": slots,
+            "active_bytes": on_owner(mx.get_active_memory),
+        }
+
+
+def _prompt(engine: Any, state: Any) -> float:
+    """Seconds that a prompt takes, kernels that are compiled for it included."""
+    from cherenkov.state import Rows
+
+    prompt = np.random.default_rng(0).integers(0, 2000, 64).tolist()
+    begun = time.perf_counter()
+    wide = engine.network.forward(Rows([(state, prompt)]))
+    engine.ops.host(engine.network.logits(wide, [len(prompt) - 1]))
+    return time.perf_counter() - begun
+
+
+def _fill(engine: Any, layers: int) -> None:
+    """Everything into memory, without waiting for chance."""
+    for layer in range(layers):
+        for start in range(0, 512, 64):
+            some = np.arange(start, start + 64, dtype=np.int32)
+            with engine.experts.acquire(layer, some) as lease:
+                for _ in lease:
+                    pass
+
+
+def _step(engine: Any, state: Any, token: int) -> int:
+    from cherenkov.state import Rows
+
+    wide = engine.network.forward(Rows([(state, [token])]))
+    return int(engine.ops.argmax(engine.network.weights.head, wide, [0])[0])

@@ -31,7 +31,8 @@ class Findings:
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.data[key] = value
-        self.path.write_text(json.dumps(self.data, indent=1, default=str))
+        text = json.dumps(self.data, indent=1, default=str)
+        self.path.write_text(text.replace(str(ROOT), "."))
         print(f"{key}: {json.dumps(value, default=str)[:600]}", flush=True)
 
     def attempt(self, key: str, call: Any) -> None:

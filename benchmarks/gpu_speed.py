@@ -110,6 +110,7 @@ def _delta(ops: Any) -> Any:
 
     from cherenkov.backends import kernel_calls as calls
     from cherenkov.backends.base import Span
+    from cherenkov.backends.kernel_calls import Columns
 
     layers = _weights(ops)
     g, w = layers.g, layers.delta()
@@ -129,12 +130,15 @@ def _delta(ops: Any) -> Any:
         conv, a = mx.random.normal((1, channels)), mx.random.normal((1, g.value_heads))
         z = mx.random.normal((1, g.value_heads * g.value_dim))
         start = mx.zeros((g.value_heads, g.key_dim, g.value_dim))
+        heads = Columns(a)
         copies = [mx.random.normal(start.shape) for _ in range(24)]
         mx.eval(copies)
 
         def recurrence(steps: int, zz: Any, first: int = 0) -> Any:
             for i in range(first, first + steps):
-                y, _ = ops._launch(calls.delta_step(w, conv, a, a, zz, copies[i % 24]))
+                y, _ = ops._launch(
+                    calls.delta_step(w, conv, [heads, heads, Columns(zz)], copies[i % 24])
+                )
                 zz = y
             return zz
 

@@ -55,6 +55,7 @@ def _launches() -> dict[str, Any]:
 
     from cherenkov.backends import kernel_calls as calls
     from cherenkov.backends import product_calls as products
+    from cherenkov.backends import tile_calls as tiles
     from cherenkov.backends.mlx_matrices import Matrix
     from cherenkov.packing.layout import ExpertLayout
 
@@ -63,21 +64,23 @@ def _launches() -> dict[str, Any]:
     def matrix(out: int, columns: int) -> Any:
         return Matrix((out, columns), 4, 64, mx.zeros((64,), mx.uint32), few, few)
 
+    def product(rows: int, weights: Any) -> Any:
+        multiply = tiles.product if tiles.fits_dense(weights) else products.product
+        return multiply(mx.zeros((rows, weights.shape[1])), weights)
+
     layout = ExpertLayout(_INTER, _HIDDEN)
     pool = mx.zeros((1, layout.stride_bytes // 4), mx.uint32)
-    tags = mx.zeros((8,), mx.int32)
     made: dict[str, Any] = {}
     for rows in (1, 2, 3, 4):
         slots, x = mx.zeros((rows * _TOP,), mx.int32), mx.zeros((rows, _HIDDEN))
         h = mx.zeros((rows * _TOP, _INTER))
-        made[f"experts up, {rows} rows"] = products.expert_up(layout, pool, tags, slots, slots, x)
-        made[f"experts down, {rows} rows"] = products.expert_down(layout, pool, tags, slots, h)
-    for rows in (1, 4):
-        head = matrix(_VOCAB, _HIDDEN)
-        made[f"LM head, {rows} rows"] = products.product(mx.zeros((rows, _HIDDEN)), head)
-    for out, columns in ((10_240, 2560), (2560, 6144), (320, 10_240), (512, 2560)):
-        x = mx.zeros((1, columns))
-        made[f"product ({out}, {columns})"] = products.product(x, matrix(out, columns))
+        made[f"experts up, {rows} rows"] = tiles.expert_up(layout, pool, slots, slots, x)
+        made[f"experts down, {rows} rows"] = tiles.expert_down(layout, pool, slots, h)
+    for rows in (1, 2, 3, 4):
+        made[f"LM head, {rows} rows"] = product(rows, matrix(_VOCAB, _HIDDEN))
+    for out, columns in ((16_480, 2560), (2560, 6144), (324, 10_240), (513, 2560)):
+        for rows in (1, 4):
+            made[f"product ({out}, {columns}), {rows} rows"] = product(rows, matrix(out, columns))
     gate = matrix(_INTER, _HIDDEN)
     made["shared expert up"] = products.swiglu(mx.zeros((1, _HIDDEN)), gate, gate)
     router = Matrix((512, _HIDDEN), 16, 0, mx.zeros((8,), mx.bfloat16))
@@ -93,8 +96,8 @@ def _delta(calls: Any) -> Any:
     from tests.backends.layers import Geometry, Layers
 
     w = Layers(Mlx(), Geometry(key_heads=16, value_heads=48, key_dim=128, value_dim=128)).delta()
-    heads, z = mx.zeros((1, 48)), mx.zeros((1, 48 * 128))
-    return calls.delta_step(w, mx.zeros((1, 10_240)), heads, heads, z, mx.zeros((48, 128, 128)))
+    heads, z = (calls.Columns(mx.zeros((1, n))) for n in (48, 48 * 128))
+    return calls.delta_step(w, mx.zeros((1, 10_240)), [heads, heads, z], mx.zeros((48, 128, 128)))
 
 
 def _built(folder: Path, name: str, launch: Any) -> tuple[str, Path]:
@@ -193,10 +196,8 @@ def _calls(
     """Bytes that a launch must move, and launches over different data, together far more than the L2."""
     import cupy as cp
 
-    names, grid = (
-        launch.kernel.inputs,
-        tuple(g // t for g, t in zip(launch.grid, launch.threads, strict=True)),
-    )
+    names = launch.kernel.inputs
+    grid = tuple(g // t for g, t in zip(launch.grid, launch.threads, strict=True))
     given: dict[str, Any] = {}
     numbers = {k: v for k, v in zip(names, launch.inputs, strict=True) if k in {"dims", "params"}}
     small = on_owner(lambda: {k: np.array(v) for k, v in numbers.items()})
@@ -206,54 +207,70 @@ def _calls(
         elif str(array.dtype).endswith("float32"):
             given[key] = cp.random.standard_normal(array.size, dtype=cp.float32)
     outputs = [cp.empty(int(np.prod(shape)), _KINDS[kind]) for kind, shape in launch.outputs]
-    rng, dims = np.random.default_rng(0), small["dims"]
     if "pool" in names:
-        given["tags"] = cp.full(_SLOTS, 4, cp.int32)
-        pairs, stride = launch.inputs[2].size, int(dims[0])
-        given["pool"] = memory[: _SLOTS * stride]
-        given["rows"] = cp.array(np.repeat(np.arange(pairs // _TOP), _TOP).astype(np.int32))
-        sets = 2 if "up" in name else 1
-        size = pairs * sets * _INTER * _HIDDEN * 9 // 16
-
-        def some(_: int) -> dict[str, Any]:
-            drawn = [rng.permutation(_SLOTS)[:_TOP] for _ in range(pairs // _TOP)]
-            return {"slots": cp.array(np.concatenate(drawn).astype(np.int32))}
-
-        count = 32
+        pairs = launch.inputs[names.index("slots")].size
+        given |= _pool(memory, int(small["dims"][0]), pairs)
+        size, changing = _slots(pairs, 2 if "up" in name else 1)
     elif "before" in names:
-        size = 2 * 4 * launch.inputs[names.index("before")].size
-        count = 24
-        after = [cp.empty(size // 8, cp.float32) for _ in range(count)]
-
-        def some(i: int) -> dict[str, Any]:
-            return {"before": memory[i * (size // 8) :].view(cp.float32), "after": after[i]}
+        size, changing = _states(launch.inputs[names.index("before")].size, memory)
     else:
-        out, columns = int(dims[2]), int(dims[1])
-        whole = "s" not in names and "gs" not in names
-        matrices = 2 if "gw" in names else 1
-        one = out * columns // (2 if whole else 8)  # words of codes
-        part = one if whole else one + 2 * (out * columns // 128)
-        size = matrices * part * 4
-        count = max(4, min(128, (1 << 29) // (matrices * part)))
+        size, changing = _matrices(names, small["dims"], memory)
 
-        def some(i: int) -> dict[str, Any]:
-            made = {}
-            for m, prefix in enumerate(("g", "u") if matrices == 2 else ("",)):
-                at = (i * matrices + m) * part
-                made[f"{prefix}w"] = memory[at : at + one]
-                if not whole:
-                    middle = at + one + out * columns // 128
-                    made[f"{prefix}s"] = memory[at + one : middle]
-                    made[f"{prefix}b"] = memory[middle : at + part]
-            return made
-
-    def call(i: int) -> Callable[[], None]:
-        own = given | some(i)
+    def call(own: dict[str, Any]) -> Callable[[], None]:
         made = [*outputs[:-1], own.get("after", outputs[-1])]
-        arguments = (*(own[key] for key in names), *made)
+        arguments = (*((given | own)[key] for key in names), *made)
         return lambda: kernel(grid, launch.threads, arguments)
 
-    return size, [call(i) for i in range(count)]
+    return size, [call(own) for own in changing]
+
+
+def _pool(memory: Any, stride: int, pairs: int) -> dict[str, Any]:
+    import cupy as cp
+
+    rows = np.repeat(np.arange(pairs // _TOP), _TOP).astype(np.int32)
+    return {"pool": memory[: _SLOTS * stride], "rows": cp.array(rows)}
+
+
+def _slots(pairs: int, sets: int) -> tuple[int, list[dict[str, Any]]]:
+    """Experts that each row draws."""
+    import cupy as cp
+
+    rng, changing = np.random.default_rng(0), []
+    for _ in range(32):
+        drawn = [rng.permutation(_SLOTS)[:_TOP] for _ in range(pairs // _TOP)]
+        changing.append({"slots": cp.array(np.concatenate(drawn).astype(np.int32))})
+    return pairs * sets * _INTER * _HIDDEN * 9 // 16, changing
+
+
+def _states(numbers: int, memory: Any) -> tuple[int, list[dict[str, Any]]]:
+    """Recurrent states, read and written."""
+    import cupy as cp
+
+    before = [memory[i * numbers :].view(cp.float32) for i in range(24)]
+    changing = [{"before": b, "after": cp.empty(numbers, cp.float32)} for b in before]
+    return 2 * 4 * numbers, changing
+
+
+def _matrices(names: Sequence[str], dims: Any, memory: Any) -> tuple[int, list[dict[str, Any]]]:
+    """Dense matrices, of codes or of values."""
+    out, columns = int(dims[2]), int(dims[1])
+    whole = "s" not in names and "gs" not in names
+    prefixes = ("g", "u") if "gw" in names else ("",)
+    one = out * columns // (2 if whole else 8)  # words of codes
+    part = one if whole else one + 2 * (out * columns // 128)
+    part = -(-part // 4) * 4
+    changing = []
+    for i in range(max(4, min(128, (1 << 29) // (len(prefixes) * part)))):
+        own = {}
+        for m, prefix in enumerate(prefixes):
+            at = (i * len(prefixes) + m) * part
+            own[f"{prefix}w"] = memory[at : at + one]
+            if not whole:
+                middle = at + one + out * columns // 128
+                own[f"{prefix}s"] = memory[at + one : middle]
+                own[f"{prefix}b"] = memory[middle : at + part]
+        changing.append(own)
+    return len(prefixes) * part * 4, changing
 
 
 # --- MLX's own products -------------------------------------------------------------------------------------------

@@ -78,13 +78,18 @@ class Demand:
     cache_itemsize: int = 4
     delta_kept: int = 0
     most_back: int = 0
+    matrices_back: int = 0
     sequences: int = 1
     prefix_bytes: int = 0
 
     def state_bytes(self, context_tokens: int) -> int:
         """What a model keeps of one sequence of so many tokens."""
         return self.sizes.state_bytes(
-            context_tokens, self.cache_itemsize, self.delta_kept, self.most_back
+            context_tokens,
+            self.cache_itemsize,
+            self.delta_kept,
+            self.most_back,
+            self.matrices_back,
         )
 
     def sequence_bytes(self, context_tokens: int) -> int:
@@ -162,6 +167,7 @@ def demand_of(
         cache_itemsize=itemsize,
         delta_kept=kept,
         most_back=back,
+        matrices_back=0 if backend is None else backend.matrices_back,
     )
 
 

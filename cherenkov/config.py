@@ -217,6 +217,7 @@ def prepare_mlx() -> None:
     sooner, while the host prepares the next.
     """
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "1000000")
+    os.environ.setdefault("MLX_ENABLE_TF32", "0")  # float32 means float32
     os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "200" if sys.platform == "darwin" else "20")
 
 

@@ -93,6 +93,7 @@ class State(Generic[A]):
 
     def copy(self, backend: Backend[Any, A]) -> State[A]:
         """An independent copy, caches and all."""
+        backend.rewind(self, self.position)
         return State(
             layers=tuple(_copied(state, backend.copy) for state in self.layers),
             ple={layer: _copied(state, backend.copy) for layer, state in self.ple.items()},
@@ -105,6 +106,7 @@ class State(Generic[A]):
 
     def snapshot(self, backend: Backend[Any, A]) -> Snapshot[A]:
         """Remember this point. It stays good until the sequence goes back behind it."""
+        backend.rewind(self, self.position)
         parts = self._parts()
         return Snapshot(
             self.position,

@@ -102,6 +102,7 @@ class Sizes:
             (`Backend.delta_kept` of them).
         back_position_bytes: what each position adds that a backend can go back, to the histories of convolutions
             (`Backend.most_back` of them).
+        matrix_bytes: the recurrent matrices (a backend may hold `Backend.matrices_back` more of them).
         token_state_elements: cache elements that each token of context adds.
         row_scratch_bytes: transient memory that each row of a step needs.
         residual_bytes: a row of the residual.
@@ -114,16 +115,22 @@ class Sizes:
     fixed_state_bytes: int
     delta_position_bytes: int
     back_position_bytes: int
+    matrix_bytes: int
     token_state_elements: float
     row_scratch_bytes: int
     residual_bytes: int
 
     def state_bytes(
-        self, context_tokens: int, cache_itemsize: int, delta_kept: int, most_back: int
+        self,
+        context_tokens: int,
+        cache_itemsize: int,
+        delta_kept: int,
+        most_back: int,
+        matrices_back: int = 0,
     ) -> int:
         """Memory of one sequence of `context_tokens`, on a backend with these attributes."""
         growing = int(self.token_state_elements * context_tokens * cache_itemsize)
-        back = most_back * self.back_position_bytes
+        back = most_back * self.back_position_bytes + matrices_back * self.matrix_bytes
         return self.fixed_state_bytes + delta_kept * self.delta_position_bytes + back + growing
 
 

@@ -129,6 +129,8 @@ class Backend(ABC, Generic[M, A]):
     """Rows that can be taken back. A call of at most `most_back + 1` rows leaves states that go on from any position after
     its first row: a span that begins there, whatever came behind it, gives the bits of a sequence that never had it. Where
     this is 0, a state has to be copied before, and the rows that stay run again."""
+    matrices_back: int = 0
+    """Recurrent matrices that a sequence may hold beside its own in each DeltaNet layer, to go back."""
     rows_alike: bool = False
     """A row's bits do not depend on the other rows of a call: with drafts and without, the answer is the same."""
     approximates: bool = False
@@ -208,6 +210,9 @@ class Backend(ABC, Generic[M, A]):
     def ple_state(self, past: int, width: int) -> PleState[A]:
         """The state of a layer with n-gram features before the first token: its convolution looks `past` positions back."""
         return PleState(self.zeros((self._behind(past), width)))
+
+    def rewind(self, memory: Memory[A], position: int) -> None:
+        """Bring a sequence's states to `position`, to which it went back, before they are copied."""
 
     def behind(self, state: DeltaState[A] | PleState[A], position: int) -> A:
         """The last convolution inputs as of `position`, the next token's, oldest first. A copy; for a look at a state."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -19,18 +19,24 @@ from typing_extensions import override
 from cherenkov.backends import kernel_calls as calls
 from cherenkov.backends import mlx_layers as layers
 from cherenkov.backends import product_calls as products
+from cherenkov.backends import tile_calls as tiles
+from cherenkov.backends.kernel_calls import Columns
 from cherenkov.backends.mlx import Mlx
+from cherenkov.backends.mlx_back import EveryDelta, EveryPle
 from cherenkov.backends.mlx_experts import Gathering
+from cherenkov.backends.mlx_matrices import Stacks
 from cherenkov.backends.mlx_owner import owned
 from cherenkov.backends.mlx_reach import Reach, Turns
-from cherenkov.backends.mlx_steps import joined
+from cherenkov.backends.mlx_steps import joined, present
+from cherenkov.backends.operands import DeltaNet
+from cherenkov.backends.product_calls import IDENTITY, Activation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cherenkov.backends.base import (
         AttentionState,
-        DeltaNet,
+        Block,
         DeltaState,
         GatedResidual,
         Head,
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
     from cherenkov.backends.launches import Launch, Launcher
     from cherenkov.backends.mlx_matrices import Matrix, Pool
     from cherenkov.backends.mlx_table import Array
+    from cherenkov.packing.layout import ExpertLayout
 
 __all__ = ["Fused"]
 
@@ -62,8 +69,14 @@ class Fused(Mlx):
         super().__init__(options)
         self.exact = self.options.precision == "float32"
         self._launch = launcher
+        self._stacks = Stacks()
         self.turns = Turns(self.kept)
         self._said: set[str] = set()
+
+    @override
+    def close(self) -> None:
+        self._stacks.clear()
+        super().close()
 
     # operations
 
@@ -75,14 +88,27 @@ class Fused(Mlx):
         if wide.shape[0] > _FEW_ROWS or w.up.scales is None or not products.fits_affine(w.up):
             return super().read_residual(w, wide)
         (normed,) = self._launch(calls.group_norm(wide, w.norm, w.streams, w.eps))
-        scale = 1 / w.streams
-        low = self._product(normed, w.down, 1, scale)
+        low, gain = self._low_and_gain(w, normed)
 
         def mixed(rows: slice) -> Launch:
             return products.residual_mix(low[rows], w.up, normed[rows], w.streams)
 
-        block = self._few(wide.shape[0], mixed)
-        return block, None if w.inject is None else self._product(normed, w.inject, 2, scale)
+        return self._few(wide.shape[0], mixed), gain
+
+    def _low_and_gain(
+        self, w: GatedResidual[Matrix, Array], normed: Array
+    ) -> tuple[Array, Array | None]:
+        """What the gates are made of `[R, r]`, which may have more columns, and what a block's result is multiplied by."""
+        low, gain = (Activation(kind, 1 / w.streams) for kind in (1, 2))
+        if w.inject is None:
+            return self._product(normed, w.down, low), None
+        rank = w.down.shape[0]
+        both = self._stacks.of(w.down, w.inject)
+        if both is None or both.shape[0] % 4 or not products.fits_affine(both):
+            return self._product(normed, w.down, low), self._product(normed, w.inject, gain)
+        act = Activation(low.kind, low.scale, gain.kind, rank)
+        made = self._product(normed, both, act)
+        return made, made[:, rank:]
 
     @owned
     @override
@@ -97,17 +123,19 @@ class Fused(Mlx):
         if not calls.fits_delta(w):
             self._left("delta_net", f"value heads of {w.value_dim}, key heads of {w.key_dim}")
             return super().delta_net(w, x, spans)
-        channels, z = self.times(x, w.qkv), self.times(x, w.z)
-        a, b = self.times(x, w.a), self.times(x, w.b)
+        channels, z, a, b = self._side_by_side(x, w.qkv, w.z, w.a, w.b)
         parts = []
         for span in spans:
             rows, state = slice(span.start, span.stop), span.state
             conv, state.history = self._launch(
-                calls.causal_conv(channels[rows], state.history, w.conv, 1)
+                calls.causal_conv(
+                    channels.rows(rows), state.history, w.conv, 1, back=_back(span, EveryDelta)
+                )
             )
-            mixed, state.matrix = self._launch(
-                calls.delta_step(w, conv, a[rows], b[rows], z[rows], state.matrix)
-            )
+            own = [each.rows(rows) for each in (a, b, z)]
+            every = isinstance(state, EveryDelta)
+            step = calls.delta_step(w, conv, own, state.matrix, every=every)
+            mixed, state.matrix = self._launch(step)
             parts.append(mixed)
         return self.times(joined(parts), w.out)
 
@@ -135,27 +163,36 @@ class Fused(Mlx):
         reaches: Sequence[Reach],
     ) -> Array:
         """`sparse_attention` of rows that reach so far. Of `spans`, positions are not looked at."""
-        projected, index = self._biased(x, w.q, w.q_bias), self.times(x, w.index)
-        keys, values = self._biased(x, w.k, w.k_bias), self._biased(x, w.v, w.v_bias)
-        values = values.reshape(x.shape[0], w.kv_heads, w.head_dim)
+        projected, keys, valued, index = self._projected(w, x)
+        width, head, start = w.kv_heads * w.head_dim, w.head_dim, valued.start
+        values = valued.array[:, start : start + width].reshape(-1, w.kv_heads, head)
+        start = index.start + w.index_heads * w.index_dim
+        raw = index.array[:, start : start + w.index_dim]
         parts = []
         for span, reach in zip(spans, reaches, strict=True):
-            own, head, turn = slice(span.start, span.stop), w.head_dim, reach.turn
+            own, turn = slice(span.start, span.stop), reach.turn
             (query,) = self._launch(
-                calls.prepare_heads(projected[own], w.q_norm, turn, (w.heads, 2 * head), w.eps)
+                calls.prepare_heads(projected.rows(own), w.q_norm, turn, (w.heads, 2 * head), w.eps)
             )
             (key,) = self._launch(
-                calls.prepare_heads(keys[own], w.k_norm, turn, (w.kv_heads, head), w.eps)
+                calls.prepare_heads(keys.rows(own), w.k_norm, turn, (w.kv_heads, head), w.eps)
             )
-            raw = index[own, w.index_heads * w.index_dim :]
-            self._append(w, span.state, (key, values[own], raw), reach)
-            chosen = self._chosen(w, span.state, index[own], reach)
+            self._append(w, span.state, (key, values[own], raw[own]), reach)
+            chosen = self._chosen(w, span.state, index.rows(own), reach)
             caches = (span.state.keys, span.state.values)
             sums, tops = self._launch(
                 calls.attend(w, query, caches, chosen, reach.position, reach.parts)
             )
-            parts += self._launch(calls.merge(w, sums, tops, projected[own]))
+            parts += self._launch(calls.merge(w, sums, tops, projected.rows(own)))
         return self._biased(joined(parts), w.o, w.o_bias)
+
+    def _projected(self, w: SparseAttention[Matrix, Array], x: Array) -> list[Columns]:
+        """Queries with gates, keys, values, index queries with the index key."""
+        matrices, biases = (w.q, w.k, w.v, w.index), (w.q_bias, w.k_bias, w.v_bias)
+        if all(bias is None for bias in biases):
+            return self._side_by_side(x, *matrices)
+        made = [self._biased(x, m, b) for m, b in zip(matrices, (*biases, None), strict=True)]
+        return [Columns(each) for each in made]
 
     @owned
     @override
@@ -172,7 +209,14 @@ class Fused(Mlx):
         for span in spans:
             rows, state = slice(span.start, span.stop), span.state
             out, state.history = self._launch(
-                calls.causal_conv(normed[rows], state.history, w.conv, w.dilation, base[rows])
+                calls.causal_conv(
+                    Columns(normed[rows]),
+                    state.history,
+                    w.conv,
+                    w.dilation,
+                    base[rows],
+                    back=_back(span, EveryPle),
+                )
             )
             parts.append(out)
         return joined(parts)
@@ -182,10 +226,31 @@ class Fused(Mlx):
         if not calls.fits_route(w.gate.shape[0]):
             self._left("route", f"{w.gate.shape[0]} experts")
             return super().best(w, x)
-        ids, weights = self._launch(
-            calls.route(self.times(x, w.gate), w.top_k, normalise=w.normalise)
-        )
+        experts = w.gate.shape[0]
+        launch = calls.route(self.times(x, w.gate), experts, w.top_k, normalise=w.normalise)
+        ids, weights, _ = self._launch(launch)
         return ids, weights
+
+    @override
+    def all_here(
+        self, block: Block[Matrix, Array], wide: Array, table: Array, pool: Pool
+    ) -> tuple[Array, Array]:
+        router, shared, experts = block.router, block.shared, block.router.gate.shape[0]
+        both = self._stacks.of(router.gate, shared.switch)
+        if both is None or not calls.fits_route(experts) or not products.fits_records(pool.layout):
+            return super().all_here(block, wide, table, pool)
+        x, gain = self.read_residual(block.moe_read, wide)
+        scores = self.times(x, both)
+        ids, weights, slots = self._launch(
+            calls.route(scores, experts, router.top_k, normalise=router.normalise, table=table)
+        )
+        rows, top = slots.shape
+        each = self._pairs(pool, x, slots.reshape(-1), _rows_of_pairs(rows, top))
+        control = Columns(scores, experts)
+        own = self.times(self._shared(shared, x), shared.down)
+        y, place = each.reshape(rows * top, -1), _places(rows * top)
+        launch = calls.combine(y, place, weights, own, control, present(gain), wide)
+        return self._launch(launch)[0], ids
 
     @override
     def resident(
@@ -203,14 +268,22 @@ class Fused(Mlx):
         each = self._pairs(pool, x, slots.reshape(-1), _rows_of_pairs(rows, top))
         return self._summed(shared, x, weights, each.reshape(rows, top, -1), target)
 
-    @owned
     @override
-    def argmax(self, w: Head[Matrix, Array], wide: Array, rows: Sequence[int]) -> Ids:
-        logits = self.logits(w, wide, rows)
-        best, places = self._launch(calls.argmax(logits))
-        _, found = self._launch(calls.argmax(best, places))
-        self._show(found)
-        return np.array(found)[:, 0]
+    def chosen(self, w: Head[Matrix, Array], wide: Array) -> Array:
+        best, places = self._launch(calls.argmax(self.scored(w, wide)))
+        return self._launch(calls.argmax(best, places))[1].reshape(-1)
+
+    @override
+    def _make_ready(self, block: Block[Matrix, Array]) -> None:
+        for read in (block.mixer_read, block.moe_read):
+            if read.inject is not None:
+                self._stacks.of(read.down, read.inject)
+        mixer = block.mixer
+        if isinstance(mixer, DeltaNet):
+            self._stacks.of(mixer.qkv, mixer.z, mixer.a, mixer.b)
+        elif mixer.q_bias is None and mixer.k_bias is None and mixer.v_bias is None:
+            self._stacks.of(mixer.q, mixer.k, mixer.v, mixer.index)
+        self._stacks.of(block.router.gate, block.shared.switch)
 
     # products
 
@@ -224,17 +297,24 @@ class Fused(Mlx):
         """A product of many rows."""
         return super().times(x, matrix)
 
-    def _product(self, x: Array, matrix: Matrix, act: int = 0, scale: float = 1.0) -> Array:
+    def _product(self, x: Array, matrix: Matrix, act: Activation = IDENTITY) -> Array:
+        """A product of few rows."""
         if not products.fits_affine(matrix):
             out = self._many(x, matrix)
-            if act == 1:
-                return layers.silu(out * scale)
-            return 2 * layers.sigmoid(out * scale) if act else out
+            if act.kind == 1:
+                return layers.silu(out * act.scale)
+            return 2 * layers.sigmoid(out * act.scale) if act.kind else out
+        tiled = self._launch.tiles and tiles.fits_dense(matrix)
+        multiply = tiles.product if tiled else products.product
+        return self._few(x.shape[0], lambda rows: multiply(x[rows], matrix, act))
 
-        def made(rows: slice) -> Launch:
-            return products.product(x[rows], matrix, act, scale)
-
-        return self._few(x.shape[0], made)
+    def _side_by_side(self, x: Array, *matrices: Matrix) -> list[Columns]:
+        """Products with several matrices, in one call where that can be."""
+        whole = self._stacks.of(*matrices)
+        if whole is None:
+            return [Columns(self.times(x, matrix)) for matrix in matrices]
+        made, starts = self.times(x, whole), np.cumsum([0, *(m.shape[0] for m in matrices[:-1])])
+        return [Columns(made, int(start)) for start in starts]
 
     def _few(self, rows: int, made: Callable[[slice], Launch]) -> Array:
         """Rows, as many at a time as a kernel takes."""
@@ -268,7 +348,7 @@ class Fused(Mlx):
         self,
         w: SparseAttention[Matrix, Array],
         state: AttentionState[Array],
-        index: Array,
+        index: Columns,
         reach: Reach,
     ) -> Array:
         """The blocks that each row attends to, if there is a choice; else anything."""
@@ -289,12 +369,16 @@ class Fused(Mlx):
     def _gathering(self, ids: Ids, x: Array) -> Gathering:
         return _KernelGathering(self, ids, x)
 
-    def _pairs(self, pool: Pool, x: Array, slots: Array, rows: Array) -> Array:
-        """Rows `[P * TX]` of `x` through the experts in slots `[P]`: `[P * TX, D]`."""
-        (h,) = self._launch(
-            products.expert_up(pool.layout, pool.words, pool.widths, slots, rows, x)
-        )
-        return self._launch(products.expert_down(pool.layout, pool.words, pool.widths, slots, h))[0]
+    def _pairs(
+        self, pool: Pool, x: Array, slots: Array, rows: Array, layout: ExpertLayout | None = None
+    ) -> Array:
+        """Rows `[P * TX]` of `x` through the experts in slots `[P]`, in records of this layout or the pool's: `[P * TX, D]`."""
+        words, widths, layout = pool.words, pool.widths, layout or pool.layout
+        if self._launch.tiles and tiles.fits_records(layout):
+            (h,) = self._launch(tiles.expert_up(layout, words, slots, rows, x))
+            return self._launch(tiles.expert_down(layout, words, slots, h))[0]
+        (h,) = self._launch(products.expert_up(layout, words, widths, slots, rows, x))
+        return self._launch(products.expert_down(layout, words, widths, slots, h))[0]
 
     @override
     def _summed(
@@ -308,7 +392,7 @@ class Fused(Mlx):
         if target is None:
             return super()._summed(shared, x, weights, each, target)
         rows, top, width = each.shape
-        control = self.times(x, shared.switch).reshape(-1)
+        control = Columns(self.times(x, shared.switch))
         own = self.times(self._shared(shared, x), shared.down)
         y, place = each.reshape(rows * top, width), _places(rows * top)
         return self._launch(calls.combine(y, place, weights, own, control, target[1], target[0]))[0]
@@ -337,13 +421,13 @@ class _KernelGathering(Gathering):
         self._ops = ops
 
     @override
-    def compute(self, pool: Pool, rows: Ids, slots: Ids) -> Array:
-        if not products.fits_records(pool.layout):
-            return super().compute(pool, rows, slots)
+    def compute(self, pool: Pool, layout: ExpertLayout, rows: Ids, slots: Ids) -> Array:
+        if not products.fits_records(layout):
+            return super().compute(pool, layout, rows, slots)
         if len(self._ids) <= _PAIR_ROWS:
-            return self._ops._pairs(pool, self._x, mx.array(slots), mx.array(rows))
+            return self._ops._pairs(pool, self._x, mx.array(slots), mx.array(rows), layout)
         tiles, listed, places = _tiles(rows, slots)
-        made = self._ops._pairs(pool, self._x, mx.array(tiles), mx.array(listed))
+        made = self._ops._pairs(pool, self._x, mx.array(tiles), mx.array(listed), layout)
         return made[mx.array(places)]
 
 
@@ -368,6 +452,11 @@ def _tiles(rows: Ids, slots: Ids) -> tuple[Ids, Ids, Ids]:
     places[order] = place
     tiles = np.repeat(sorted_slots[starts], each).astype(np.int32)
     return tiles, listed, places
+
+
+def _back(span: Span[Any], every: type[EveryDelta | EveryPle]) -> int:
+    """Rows that a history has more afterwards, to be able to go back."""
+    return span.stop - span.start - 1 if isinstance(span.state, every) else 0
 
 
 @lru_cache(maxsize=64)

@@ -5,18 +5,21 @@ Letters as in `cherenkov.backends.base`; P is pairs of a row and an expert. Acti
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cherenkov.backends.kernel_catalogue import KERNELS
 from cherenkov.backends.launches import Launch, dims, kind_of, numbers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import mlx.core as mx
 
     from cherenkov.backends.mlx_matrices import Matrix
     from cherenkov.backends.operands import DeltaNet, Ple, SparseAttention
 
 __all__ = [
+    "Columns",
     "argmax",
     "attend",
     "block_keys",
@@ -54,6 +57,22 @@ _MOST_EXPERTS = 4096
 _MOST_HEAD = 512
 
 
+class Columns(NamedTuple):
+    """Columns of an array `[R, N]` from `start` on: what several products made at once, without a copy."""
+
+    array: mx.array
+    start: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """How far apart rows are, and where the first begins."""
+        return self.array.shape[1], self.start
+
+    def rows(self, rows: slice) -> Columns:
+        """Of some rows."""
+        return Columns(self.array[rows], self.start)
+
+
 # --- experts ------------------------------------------------------------------------------------------------------
 
 
@@ -62,14 +81,14 @@ def combine(
     place: mx.array,
     weights: mx.array,
     shared: mx.array,
-    control: mx.array,
+    control: Columns,
     gain: mx.array,
     wide: mx.array,
 ) -> Launch:
     """Experts' results by rank and the shared one, injected into the wide residual `[R, S*D]`. See `expert_sum.metal`."""
     rows, width = shared.shape
-    sizes = dims(width, gain.shape[1], weights.shape[1])
-    inputs = [y, place, weights, shared, control, gain, wide, sizes]
+    sizes = dims(width, gain.shape[1], weights.shape[1], *control.place)
+    inputs = [y, place, weights, shared, control.array, gain, wide, sizes]
     outputs = [("float32", tuple(wide.shape))]
     grid = (_rounded(width), rows, 1)
     return Launch(KERNELS["expert_sum"], inputs, outputs, grid, (_WARP, 1, 1))
@@ -80,12 +99,28 @@ def fits_route(experts: int) -> bool:
     return experts <= _MOST_EXPERTS
 
 
-def route(scores: mx.array, top: int, *, normalise: bool) -> Launch:
-    """The best experts of each row of scores `[R, E]`, before their softmax."""
-    rows, experts = scores.shape
-    template = (("P", -(-experts // _WARP)), ("Q", -(-top // _WARP)))
-    outputs = [("int32", (rows, top)), ("float32", (rows, top))]
-    inputs = [scores, dims(experts, top, int(normalise))]
+def route(
+    scores: mx.array,
+    experts: int,
+    top: int,
+    *,
+    normalise: bool,
+    table: mx.array | None = None,
+) -> Launch:
+    """The best experts of each row of scores `[R, E or more]`, before their softmax: ids, weights, and places in a table.
+
+    Args:
+        scores: of experts, first.
+        experts: how many there are.
+        top: how many are wanted.
+        normalise: the weights' sum is 1.
+        table: int32 `[E]`: the place of each; it is its id if left out.
+    """
+    rows, placed = scores.shape[0], table is not None
+    template = (("P", -(-experts // _WARP)), ("Q", -(-top // _WARP)), ("PLACED", placed))
+    outputs = [("int32", (rows, top)), ("float32", (rows, top)), ("int32", (rows, top))]
+    sizes = dims(experts, top, int(normalise), scores.shape[1])
+    inputs = [scores, sizes if table is None else table, sizes]
     return Launch(KERNELS["route"], inputs, outputs, (_WARP, rows, 1), (_WARP, 1, 1), template)
 
 
@@ -121,15 +156,23 @@ def inject(wide: mx.array, block: mx.array, gain: mx.array) -> Launch:
 
 
 def causal_conv(
-    x: mx.array, history: mx.array, taps: mx.array, dilation: int, base: mx.array | None = None
+    x: Columns,
+    history: mx.array,
+    taps: mx.array,
+    dilation: int,
+    base: mx.array | None = None,
+    *,
+    back: int = 0,
 ) -> Launch:
-    """Silu of the convolution of rows `[n, C]` after a history, on top of `base` if given; and the history after."""
-    rows, channels = x.shape
-    keep = history.shape[0]
-    sizes = dims(rows, channels, taps.shape[1], dilation)
-    inputs = [x, history, taps, x if base is None else base, sizes]
-    grid = (_rounded(channels), rows + keep, 1)
-    outputs = [("float32", (rows, channels)), ("float32", (keep, channels))]
+    """Silu of the convolution of rows `[n, C]` after a history, on top of `base` if given; and the history after.
+
+    `back`: more rows that the history has then, to be able to go back.
+    """
+    rows, (keep, channels) = x.array.shape[0], history.shape
+    sizes = dims(rows, channels, taps.shape[1], dilation, *x.place, back)
+    inputs = [x.array, history, taps, x.array if base is None else base, sizes]
+    grid = (_rounded(channels), rows + keep + back, 1)
+    outputs = [("float32", (rows, channels)), ("float32", (keep + back, channels))]
     template = (("ADD", base is not None),)
     return Launch(KERNELS["causal_conv"], inputs, outputs, grid, (_WARP, 1, 1), template)
 
@@ -150,9 +193,7 @@ def fits_delta(w: DeltaNet[Matrix, mx.array]) -> bool:
 def delta_step(
     w: DeltaNet[Matrix, mx.array],
     conv: mx.array,
-    a: mx.array,
-    b: mx.array,
-    z: mx.array,
+    sides: Sequence[Columns],
     before: mx.array,
     *,
     every: bool = False,
@@ -162,9 +203,7 @@ def delta_step(
     Args:
         w: the layer.
         conv: `[n, C]`, convolved.
-        a: `[n, Hv]`, the product with `w.a`.
-        b: as `a`, with `w.b`.
-        z: `[n, Hv*dv]`, the product with `w.z`.
+        sides: products with `w.a` and `w.b`, Hv each, and with `w.z`, Hv*dv.
         before: `[Hv, dk, dv]`.
         every: give the state after every row, `[n, Hv, dk, dv]`, to be able to go back.
     """
@@ -178,7 +217,10 @@ def delta_step(
         ("SILU", w.gate != "sigmoid"),
         ("SNAP", every),
     )
-    inputs = [conv, a, b, w.a_log, w.dt_bias, z, w.norm, before, numbers(w.eps), dims(rows)]
+    a, b, z = sides
+    sizes = dims(rows, *a.place, *b.place, *z.place)
+    inputs = [conv, a.array, b.array, w.a_log, w.dt_bias, z.array, w.norm, before]
+    inputs += [numbers(w.eps), sizes]
     state = tuple(before.shape)
     outputs = [
         ("float32", (rows, w.value_heads * w.value_dim)),
@@ -223,7 +265,7 @@ def reach_of(w: SparseAttention[Matrix, mx.array], stop: int, room: int) -> tupl
 
 
 def prepare_heads(
-    projected: mx.array,
+    projected: Columns,
     weight: mx.array,
     turn: tuple[mx.array, mx.array],
     heads: tuple[int, int],
@@ -232,15 +274,16 @@ def prepare_heads(
     """Norm and rotation of heads: `[R, units, N]`.
 
     Args:
-        projected: `[R, ...]`, each row with heads one after the other.
+        projected: heads one after the other.
         weight: `[N]`.
         turn: cosines and sines `[R, rotary / 2]`.
         heads: how many, and how far apart.
         eps: of the norm.
     """
-    rows, (units, step), size = projected.shape[0], heads, weight.size
-    sizes = dims(size, units, projected.size // rows, step, turn[0].shape[1])
-    inputs = [projected, weight, turn[0], turn[1], numbers(eps), sizes]
+    rows, (units, step), size = projected.array.shape[0], heads, weight.size
+    pitch, start = projected.place
+    sizes = dims(size, units, pitch, step, turn[0].shape[1], start)
+    inputs = [projected.array, weight, turn[0], turn[1], numbers(eps), sizes]
     outputs = [("float32", (rows, units, size))]
     return Launch(KERNELS["qsa_prepare"], inputs, outputs, (_WARP, units, rows), (_WARP, 1, 1))
 
@@ -307,12 +350,12 @@ def attend(
 
 
 def merge(
-    w: SparseAttention[Matrix, mx.array], sums: mx.array, tops: mx.array, projected: mx.array
+    w: SparseAttention[Matrix, mx.array], sums: mx.array, tops: mx.array, projected: Columns
 ) -> Launch:
-    """Heads from their parts, gated: `[R, H*d]`. `projected` `[R, H*2*d]` has queries and gates, head by head."""
+    """Heads from their parts, gated: `[R, H*d]`. `projected` has queries and gates, head by head, H*2*d."""
     heads, parts, size = sums.shape
-    outputs = [("float32", (projected.shape[0], w.heads * size))]
-    inputs = [sums, tops, projected, dims(size, parts)]
+    outputs = [("float32", (projected.array.shape[0], w.heads * size))]
+    inputs = [sums, tops, projected.array, dims(size, parts, w.heads, *projected.place)]
     return Launch(KERNELS["qsa_merge"], inputs, outputs, (_rounded(size), heads, 1), (_WARP, 1, 1))
 
 

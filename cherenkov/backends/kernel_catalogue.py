@@ -8,6 +8,7 @@ __all__ = ["KERNELS", "example"]
 
 _ACTIVE = ("activations.h",)
 _AFFINE = ("affine.h", "activations.h")
+_TILED = ("tiles.h", "activations.h")
 _RECORDS = ("affine.h", "records.h", "activations.h")
 
 
@@ -20,6 +21,9 @@ def _catalogue() -> dict[str, Kernel]:
         load("value_gemv", ("w", "x", "params", "dims"), ("y",), _ACTIVE),
         load("expert_up", (*pool, "rows", "x", "dims"), ("h",), _RECORDS),
         load("expert_down", (*pool, "h", "dims"), ("y",), _RECORDS),
+        load("tile_gemv", (*w, "x", "params", "dims"), ("y",), _TILED),
+        load("tile_up", (*pool[::2], "rows", "x", "dims"), ("h",), _TILED),
+        load("tile_down", (*pool[::2], "h", "dims"), ("y",), _TILED),
         load(
             "expert_sum",
             ("y", "place", "weights", "shared", "control", "gain", "wide", "dims"),
@@ -46,7 +50,7 @@ def _catalogue() -> dict[str, Kernel]:
             ("sums", "tops"),
         ),
         load("qsa_merge", ("sums", "tops", "projected", "dims"), ("out",), _ACTIVE),
-        load("route", ("scores", "dims"), ("ids", "weights")),
+        load("route", ("scores", "table", "dims"), ("ids", "weights", "places")),
         load(
             "ple_gate",
             ("key", "wide", "value", "norm_key", "norm_query", "norm_conv", "params", "dims"),
@@ -72,7 +76,21 @@ _PRODUCT: Template = (
     ("TX", 1),
 )
 _EXPERT: Template = (("WIDTH", 4), *_PRODUCT[1:])
+_TILES: Template = (
+    ("BITS", 4),
+    ("TILES", 1),
+    ("KSPLIT", 4),
+    ("SPAN", 1),
+    ("ONCE", False),
+    ("AHEAD", 1),
+    ("BRING", 20),
+    ("SG", 4),
+    ("TX", 1),
+)
 _TEMPLATES: dict[str, Template] = {
+    "tile_gemv": _TILES,
+    "tile_up": _TILES,
+    "tile_down": _TILES,
     "affine_gemv": _PRODUCT,
     "affine_swiglu": _PRODUCT,
     "value_gemv": (("T", "bfloat16"), ("TX", 1)),
@@ -102,14 +120,16 @@ _TEMPLATES: dict[str, Template] = {
     "qsa_scores": (("T", "float32"), ("N", 128)),
     "qsa_select": (("SG", 8),),
     "qsa_attend": (("T", "float32"), ("N", 256)),
-    "route": (("P", 16), ("Q", 1)),
+    "route": (("P", 16), ("Q", 1), ("PLACED", True)),
     "ple_gate": (("SG", 8),),
     "argmax": (("SG", 8), ("FIRST", True)),
 }
 _WORDS = {"w": "uint32", "gw": "uint32", "uw": "uint32", "pool": "uint32"}
 _NUMBERS = dict.fromkeys(("s", "b", "gs", "gb", "us", "ub"), "bfloat16")
-_WHOLE = dict.fromkeys(("dims", "tags", "slots", "rows", "place", "chosen", "from"), "int32")
-_MADE_WHOLE = ("ids", "index", "chosen", "token")
+_WHOLE = dict.fromkeys(
+    ("dims", "tags", "slots", "rows", "place", "table", "chosen", "from"), "int32"
+)
+_MADE_WHOLE = ("ids", "places", "index", "chosen", "token")
 
 
 def example(name: str) -> Signature:

@@ -64,7 +64,15 @@ class Launch:
 
 
 class Launcher(Protocol):
-    """Carries out calls."""
+    """Carries out calls.
+
+    Attributes:
+        tiles: the device has matrix units that make kernels over tiles the faster ones.
+    """
+
+    @property
+    def tiles(self) -> bool:
+        """See above."""
 
     def __call__(self, launch: Launch) -> list[mx.array]:
         """The outputs, which need not be computed yet."""
@@ -80,6 +88,7 @@ class MetalLauncher:
     """Through `mx.fast.metal_kernel`."""
 
     made: dict[str, Any] = field(default_factory=dict)
+    tiles: bool = False  # nobody has measured them there
 
     def __call__(self, launch: Launch) -> list[mx.array]:
         """See `Launcher`."""
@@ -100,6 +109,7 @@ class CudaLauncher:
     """Through `mx.fast.cuda_kernel`."""
 
     made: dict[str, Any] = field(default_factory=dict)
+    tiles: bool = True
 
     def __call__(self, launch: Launch) -> list[mx.array]:
         """See `Launcher`."""
@@ -136,6 +146,7 @@ class EmulationLauncher:
     """On the CPU, at once. For tests, and to look at a kernel without a GPU."""
 
     emulation: Emulation = field(default_factory=Emulation)
+    tiles: bool = False
 
     def __call__(self, launch: Launch) -> list[mx.array]:
         """See `Launcher`."""

@@ -30,10 +30,15 @@ from cherenkov.backends.base import (
     Choice,
     DeltaNet,
     DeltaState,
+    Embedding,
+    Floats,
     GatedResidual,
+    Head,
     Ids,
     Memory,
     Options,
+    Ple,
+    PleState,
     Resident,
     Router,
     Routes,
@@ -43,6 +48,7 @@ from cherenkov.backends.base import (
     Stretch,
     Wave,
 )
+from cherenkov.backends.mlx_back import MOST_BACK, EveryDelta, EveryPle, begin, go_back, kept_of
 from cherenkov.backends.mlx_experts import Gathering, feed_forward
 from cherenkov.backends.mlx_matrices import Matrix, Pool
 from cherenkov.backends.mlx_owner import owned
@@ -52,6 +58,7 @@ from cherenkov.backends.mlx_steps import (
     Places,
     cache_of,
     delta_of,
+    listed,
     pool_of,
     present,
     stacked,
@@ -75,12 +82,16 @@ class Mlx(Table):
 
     name = "mlx"
     late_features = True
+    approximates = True
+    most_back = MOST_BACK
+    matrices_back = MOST_BACK
     traces: Traces | None = None
     """Where parts that are traced are kept, if they are."""
 
     def __init__(self, options: Options | None = None) -> None:
         super().__init__(options)
         self._places = Places()
+        self._ready: object = None  # the layers whose weights are laid out
         self._guesses = False  # the last layer was asked for the next one's likely experts
         self._guess: Guess | None = None
 
@@ -90,11 +101,41 @@ class Mlx(Table):
             self.traces.clear()
         super().close()
 
+    @owned
+    @override
+    def rewind(self, memory: Memory[Array], position: int) -> None:
+        go_back(memory, position)
+
     @override
     def experts(
         self, shared: SharedExpert[Matrix], x: Array, routes: Routes[Array], arrivals: Arrivals
     ) -> Array:
         return self._gathered(shared, x, routes, arrivals, None)
+
+    # around the layers
+
+    @owned
+    @override
+    def embed(self, w: Embedding[Matrix], tokens: Ids) -> Array:
+        if self.traces is None or len(tokens) > _ROWS_AT_ONE_GO:
+            return super().embed(w, tokens)
+        return self.traces.embedded(self, w, listed(tokens))
+
+    @owned
+    @override
+    def logits(self, w: Head[Matrix, Array], wide: Array, rows: Sequence[int]) -> Array:
+        if self.traces is None or len(rows) > _ROWS_AT_ONE_GO:
+            return super().logits(w, wide, rows)
+        return self.traces.scored(self, w, self.take(wide, rows))
+
+    @owned
+    @override
+    def argmax(self, w: Head[Matrix, Array], wide: Array, rows: Sequence[int]) -> Ids:
+        if self.traces is None or len(rows) > _ROWS_AT_ONE_GO:
+            return super().argmax(w, wide, rows)
+        best = self.traces.chosen(self, w, self.take(wide, rows))
+        self._show(best)
+        return np.array(best)
 
     # a layer's steps
 
@@ -139,6 +180,11 @@ class Mlx(Table):
         return super().likely(read, router, wide)
 
     @override
+    def weights(self, choice: Choice) -> Floats:
+        assert isinstance(choice, Chosen)
+        return self.host(choice.routes.weights)
+
+    @override
     def mixture(
         self, shared: SharedExpert[Matrix], wide: Array, choice: Choice, arrivals: Arrivals
     ) -> Array:
@@ -158,14 +204,21 @@ class Mlx(Table):
     ) -> Stretch[Array]:
         """Layers whose experts are all in memory run without the host; at others it looks whether those wanted are."""
         rows = wide.shape[0]
+        if not reach.start:
+            begin(spans)
+        if self._ready is not blocks:
+            for block in blocks:
+                self._make_ready(block)
+            self._ready = blocks
         seen: list[Array | Ids] = []
         for at in reach if rows <= _ROWS_AT_ONE_GO else reach[:1]:
             block, slots = blocks[at], resident.slot_table[blocks[at].index]
             wide = self._mixed(block, wide, spans, features)
-            if slots.min() < 0 or rows > _ROWS_AT_ONE_GO:
+            mixed = resident.pool.lower is not None  # then `mixture` looks which records are which
+            if slots.min() < 0 or rows > _ROWS_AT_ONE_GO or mixed:
                 following = blocks[at + 1] if at + 1 < len(blocks) else None
                 choice = self._chosen_here(block, following, wide, seen)
-                if (slots[choice.ids] < 0).any():
+                if mixed or (slots[choice.ids] < 0).any():
                     return Stretch(wide, stacked(seen, choice.ids), choice)
                 places = mx.array(slots[choice.ids])
                 wide = self._from_memory(block.shared, wide, choice, places, pool_of(resident))
@@ -178,6 +231,9 @@ class Mlx(Table):
             seen.append(ids)
         self._show(wide, *seen)
         return Stretch(wide, stacked(seen, np.empty((rows, 0), np.int32)), None)
+
+    def _make_ready(self, block: Block[Matrix, Array]) -> None:
+        """Lay a layer's weights as its operations want them, before any is traced."""
 
     def _chosen_here(
         self,
@@ -213,9 +269,16 @@ class Mlx(Table):
         """The residual after a layer's experts, and their ids; `slots` `[E]` says where each is."""
         if self.traces is not None:
             return self.traces.experts(self, block, wide, slots, pool)
-        x, gain, ids, weights = self._routes(block.moe_read, block.router, wide)
-        target = (wide, gain)
-        return self.resident(block.shared, x, weights, slots[ids], pool, target), ids
+        return self.all_here(block, wide, slots, pool)
+
+    def all_here(
+        self, block: Block[Matrix, Array], wide: Array, table: Array, pool: Pool
+    ) -> tuple[Array, Array]:
+        """The residual after a layer's experts, and their ids; `table` `[E]` says in which slot each is."""
+        x, gain = self.read_residual(block.moe_read, wide)
+        ids, weights = self.best(block.router, x)
+        target = (wide, present(gain))
+        return self.resident(block.shared, x, weights, table[ids], pool, target), ids
 
     def _from_memory(
         self,
@@ -258,17 +321,43 @@ class Mlx(Table):
         """The residual after a layer's n-gram features and mixer."""
         at = block.index
         if block.ple is not None:
-            own = [Span(s.start, s.stop, s.position, s.state.ple[at]) for s in spans]
-            wide = self.ple(block.ple, wide, features[at], own)
+            wide = self._with_features(block.ple, at, wide, spans, features[at])
         if self.traces is not None and wide.shape[0] <= _ROWS_AT_ONE_GO:
             traced = self.traces.mixed(self, block, wide, spans)
             if traced is not None:
                 return traced
         if isinstance(block.mixer, DeltaNet):
-            delta = [Span(s.start, s.stop, s.position, delta_of(s.state.layers[at])) for s in spans]
-            return self.mix_delta(block.mixer_read, block.mixer, wide, delta)
+            delta = [Span(s.start, s.stop, s.position, _going(s, at)) for s in spans]
+            wide = self.mix_delta(block.mixer_read, block.mixer, wide, delta)
+            for s, own in zip(spans, delta, strict=True):
+                kept = kept_of(s)
+                if kept is not None and isinstance(own.state, EveryDelta):
+                    kept.add_delta(at, own.state, delta_of(s.state.layers[at]))
+            return wide
         caches = [Span(s.start, s.stop, s.position, cache_of(s.state.layers[at])) for s in spans]
         return self.mix_attention(block.mixer_read, block.mixer, wide, caches)
+
+    def _with_features(
+        self,
+        w: Ple[Matrix, Array],
+        at: int,
+        wide: Array,
+        spans: Sequence[Span[Memory[Array]]],
+        features: Array,
+    ) -> Array:
+        if self.traces is not None and wide.shape[0] <= _ROWS_AT_ONE_GO and len(spans) == 1:
+            return self.traces.features(self, w, at, wide, spans[0], features)
+        own: list[Span[PleState[Array]]] = []
+        for s in spans:
+            state = s.state.ple[at]
+            going = state if kept_of(s) is None else EveryPle(state.history)
+            own.append(Span(s.start, s.stop, s.position, going))
+        wide = self.ple(w, wide, features, own)
+        for s, each in zip(spans, own, strict=True):
+            kept = kept_of(s)
+            if kept is not None and isinstance(each.state, EveryPle):
+                kept.add_ple(at, each.state, s.state.ple[at])
+        return wide
 
     def _gathering(self, ids: Ids, x: Array) -> Gathering:
         return Gathering(ids, x, exact=self.exact)
@@ -307,10 +396,9 @@ class Mlx(Table):
     ) -> Array:
         """All experts, when the last has come: nothing needs to be computed before the host wants to see something."""
         experts, slots = (np.concatenate(parts) for parts in zip(*waves, strict=True))
-        if target is None or len(x) > _ROWS_AT_ONE_GO:
-            made = gathering.take(pool, experts, slots)
-            if made is not None:
-                self._pending.append(made)
+        plain = pool.lower is None and slots.min() >= 0
+        if target is None or len(x) > _ROWS_AT_ONE_GO or not plain:
+            self._pending += gathering.take(pool, experts, slots)
             return self._finished(shared, x, routes, gathering, target)
         places = np.full(int(max(experts.max(), routes.ids.max())) + 1, -1, np.int32)
         places[experts] = slots
@@ -325,9 +413,9 @@ class Mlx(Table):
     def _wave(self, gathering: Gathering, pool: Pool, experts: Ids, slots: Ids) -> None:
         made = gathering.take(pool, experts, slots)
         if not gathering.complete:
-            self._show(made)  # its slots are given away next
-        elif made is not None:
-            self._pending.append(made)
+            self._show(*made)  # its slots are given away next
+        else:
+            self._pending += made
 
     @owned
     def _finished(
@@ -343,3 +431,9 @@ class Mlx(Table):
         out = self._summed(shared, x, routes.weights, gathering.each(), target)
         self._pending.append(out)
         return out
+
+
+def _going(span: Span[Memory[Array]], at: int) -> DeltaState[Array]:
+    """The state that a step's rows go through: a DeltaNet layer's, or one that remembers each of them."""
+    state = delta_of(span.state.layers[at])
+    return state if kept_of(span) is None else EveryDelta(state.history, state.matrix)

@@ -9,9 +9,11 @@ import numpy as np
 
 from cherenkov.backends.mlx_layers import silu
 from cherenkov.backends.mlx_matrices import Matrix, Pool, Records
+from cherenkov.backends.operands import LEFT_OUT
 
 if TYPE_CHECKING:
     from cherenkov.backends.operands import Ids
+    from cherenkov.packing.layout import ExpertLayout
 
 __all__ = ["Gathering", "feed_forward", "rows_through"]
 
@@ -35,25 +37,30 @@ class Gathering:
         self._parts: list[mx.array] = []
         self.complete = False
 
-    def take(self, pool: Pool, experts: Ids, slots: Ids) -> mx.array | None:
-        """Compute the pairs of a wave."""
+    def take(self, pool: Pool, experts: Ids, slots: Ids) -> list[mx.array]:
+        """Compute the pairs of a wave, and give what is not computed yet. What is left out counts as nothing."""
         flat = self._ids.ravel()
         sort = np.argsort(experts)
         found = np.searchsorted(experts, flat, sorter=sort).clip(max=len(experts) - 1)
         at = sort[found]
         pairs = np.flatnonzero((experts[at] == flat) & self._left).astype(np.int32)
         if not len(pairs):
-            return None
+            return []
         self._left[pairs] = False
         self.complete = not self._left.any()
-        made = self.compute(pool, pairs // self._ids.shape[1], slots[at[pairs]])
-        self._order.append(pairs)
-        self._parts.append(made)
+        rows, slots, made = pairs // self._ids.shape[1], slots[at[pairs]], []
+        for layout, those in _by_layout(pool, slots):
+            if layout is None:
+                made.append(mx.zeros((len(those), pool.layout.hidden), mx.float32))
+            else:
+                made.append(self.compute(pool, layout, rows[those], slots[those]))
+            self._order.append(pairs[those])
+        self._parts += made
         return made
 
-    def compute(self, pool: Pool, rows: Ids, slots: Ids) -> mx.array:
-        """Rows, each through the expert in a slot: `[P, D]`."""
-        return rows_through(pool, self._x, rows, slots, exact=self._exact)
+    def compute(self, pool: Pool, layout: ExpertLayout, rows: Ids, slots: Ids) -> mx.array:
+        """Rows, each through the expert in a slot, whose records have this layout: `[P, D]`."""
+        return rows_through(pool, layout, self._x, rows, slots, exact=self._exact)
 
     def each(self) -> mx.array:
         """All results, `[R, K, D]`."""
@@ -64,10 +71,23 @@ class Gathering:
         return joined.reshape(*self._ids.shape, -1)
 
 
-def rows_through(pool: Pool, x: mx.array, rows: Ids, slots: Ids, *, exact: bool) -> mx.array:
+def _by_layout(pool: Pool, slots: Ids) -> list[tuple[ExpertLayout | None, Ids]]:
+    """Which of the slots hold records of a layout; None for what is left out."""
+    every = np.arange(len(slots), dtype=np.int32)
+    if pool.lower is None and slots.min() >= 0:
+        return [(pool.layout, every)]
+    out = slots == LEFT_OUT
+    low = (pool.tags[np.where(out, 0, slots)] != 0) & (pool.lower is not None) & ~out
+    kinds = ((pool.layout, ~low & ~out), (pool.lower, low), (None, out))
+    return [(layout, every[which]) for layout, which in kinds if which.any()]
+
+
+def rows_through(
+    pool: Pool, layout: ExpertLayout, x: mx.array, rows: Ids, slots: Ids, *, exact: bool
+) -> mx.array:
     """Rows of `x`, each through the expert in a slot, `[P, D]`; both known to the host."""
-    records = Records.of(pool)
-    if not exact and pool.layout.bits < 16:
+    records = Records.of(pool, layout)
+    if not exact and layout.bits < 16:
         chosen = x[mx.array(rows)][:, None]
         return _ffn(records, chosen, mx.array(slots), exact=False)[:, 0]
     distinct, local = np.unique(slots, return_inverse=True)

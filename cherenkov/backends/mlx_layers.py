@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
+from cherenkov.backends.mlx_back import EveryDelta, EveryPle
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -71,13 +73,16 @@ def unit(x: mx.array) -> mx.array:
 def convolve(
     state: DeltaState[mx.array] | PleState[mx.array], x: mx.array, taps: mx.array, dilation: int
 ) -> mx.array:
-    """Causal depthwise convolution of rows `[n, C]` that follow `state.history`, which moves on."""
+    """Causal depthwise convolution of rows `[n, C]` that follow `state.history`, which moves on.
+
+    Of an `EveryDelta` or `EveryPle`, the history has what it needs after each of the rows.
+    """
     joined = mx.concatenate([state.history, x])
     count = x.shape[0]
     out = joined[:count] * taps[:, 0]
     for tap in range(1, taps.shape[1]):
         out = out + joined[tap * dilation : tap * dilation + count] * taps[:, tap]
-    state.history = joined[count:]
+    state.history = joined[1 if isinstance(state, EveryDelta | EveryPle) else count :]
     return out
 
 
@@ -98,14 +103,15 @@ def delta_rule(
         query, key = mx.repeat(query, repeats, axis=1), mx.repeat(key, repeats, axis=1)
     value = convolved[:, 2 * width :].reshape(count, w.value_heads, w.value_dim)
     decay = mx.exp(decay)
-    memory, out = state.matrix, []  # [Hv, dk, dv]
+    memory, out, every = state.matrix, [], []  # [Hv, dk, dv]
     for t in range(count):
         memory = memory * decay[t, :, None, None]
         recalled = (key[t, :, None, :] @ memory)[:, 0]
         change = beta[t, :, None] * (value[t] - recalled)
         memory = memory + key[t, :, :, None] * change[:, None, :]
         out.append((query[t, :, None, :] @ memory)[:, 0])
-    state.matrix = memory
+        every.append(memory)
+    state.matrix = mx.stack(every) if isinstance(state, EveryDelta) else memory
     return mx.stack(out)
 
 

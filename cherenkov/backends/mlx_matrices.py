@@ -11,16 +11,18 @@ import numpy as np
 from cherenkov.backends.operands import ExpertPool
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cherenkov.checkpoint.affine import HostMatrix
     from cherenkov.packing.layout import ExpertLayout
 
-__all__ = ["Matrix", "Pool", "Records", "place", "rows_of", "times"]
+__all__ = ["Matrix", "Pool", "Records", "Stacks", "place", "rows_of", "times"]
 
 _VALUES = 16
 """From so many bits on, a matrix is of values and not of codes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Matrix:
     """A matrix `[out, in]`, or a stack of them `[n, out, in]`.
 
@@ -76,6 +78,56 @@ def times(x: mx.array, matrix: Matrix, *, exact: bool = True) -> mx.array:
     return out.astype(mx.float32)
 
 
+class Stacks:
+    """Matrices that are multiplied by the same rows, one below the other, so that one call makes all their products.
+
+    They become views of what holds them all: nothing is in memory twice.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[tuple[Matrix, ...], Matrix | None]] = {}
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._made.clear()
+
+    def of(self, *parts: Matrix) -> Matrix | None:
+        """All of them in one; None if they are not stored alike. The first time, memory is moved."""
+        known = self._made.get(id(parts[0]))
+        if known is None:
+            first = parts[0]
+            alike = all(_kind(part) == _kind(first) for part in parts)
+            known = self._made[id(first)] = (parts, _stacked(parts) if alike else None)
+        return known[1]
+
+
+def _kind(matrix: Matrix) -> tuple[int, int, int, bool]:
+    return matrix.shape[1], matrix.bits, matrix.group, matrix.scales is None
+
+
+def _stacked(parts: Sequence[Matrix]) -> Matrix:
+    codes = mx.concatenate([part.codes for part in parts])
+    scales = [part.scales for part in parts if part.scales is not None]
+    biases = [part.biases for part in parts if part.biases is not None]
+    whole = Matrix(
+        (codes.shape[0], parts[0].shape[1]),
+        parts[0].bits,
+        parts[0].group,
+        codes,
+        mx.concatenate(scales) if scales else None,
+        mx.concatenate(biases) if biases else None,
+    )
+    start = 0
+    for part in parts:
+        own = slice(start, start + part.shape[0])
+        part.codes, start = codes[own], own.stop
+        if whole.scales is not None and whole.biases is not None:
+            part.scales, part.biases = whole.scales[own], whole.biases[own]
+    made = [whole, *parts]
+    mx.eval([a for m in made for a in (m.codes, m.scales, m.biases) if a is not None])
+    return whole
+
+
 def rows_of(matrix: Matrix, ids: mx.array) -> mx.array:
     """Rows of a matrix, float32 `[R, in]`."""
     if matrix.scales is None or matrix.biases is None:
@@ -117,19 +169,19 @@ class Records:
     down: Matrix
 
     @classmethod
-    def of(cls, pool: Pool) -> Records:
-        """Views into a pool."""
-        layout = pool.layout
+    def of(cls, pool: Pool, layout: ExpertLayout | None = None) -> Records:
+        """Views into a pool, of slots whose records have this layout, or the pool's."""
+        layout = layout or pool.layout
         wide = (layout.inter, layout.hidden)
         return cls(
-            _stack(pool, "gate", wide),
-            _stack(pool, "up", wide),
-            _stack(pool, "down", (layout.hidden, layout.inter)),
+            _stack(pool, layout, "gate", wide),
+            _stack(pool, layout, "up", wide),
+            _stack(pool, layout, "down", (layout.hidden, layout.inter)),
         )
 
 
-def _stack(pool: Pool, name: str, shape: tuple[int, int]) -> Matrix:
-    layout, offsets = pool.layout, pool.layout.offsets()
+def _stack(pool: Pool, layout: ExpertLayout, name: str, shape: tuple[int, int]) -> Matrix:
+    offsets = layout.offsets()
     start = offsets[f"{name}_w"]
     if layout.bits == _VALUES:
         halves = pool.words.view(mx.bfloat16)  # of the whole, which is contiguous

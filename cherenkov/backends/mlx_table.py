@@ -119,6 +119,10 @@ class Table(Backend[Matrix, Array]):
         return made
 
     @override
+    def _behind(self, past: int) -> int:
+        return past  # what is needed to go back lies beside the states
+
+    @override
     def settled(self, w: DeltaNet[Matrix, Array], state: DeltaState[Array], position: int) -> Array:
         return state.matrix
 
@@ -144,7 +148,7 @@ class Table(Backend[Matrix, Array]):
     @owned
     @override
     def embed(self, w: Embedding[Matrix], tokens: Ids) -> Array:
-        return mx.tile(rows_of(w.table, listed(tokens)), (1, w.streams))
+        return self.embedded(w, listed(tokens))
 
     @owned
     @override
@@ -268,17 +272,28 @@ class Table(Backend[Matrix, Array]):
     @owned
     @override
     def logits(self, w: Head[Matrix, Array], wide: Array, rows: Sequence[int]) -> Array:
-        block, _ = self.read_residual(w.mixer, self.take(wide, rows))
-        return self.times(block, w.matrix)
+        return self.scored(w, self.take(wide, rows))
 
     @owned
     @override
     def argmax(self, w: Head[Matrix, Array], wide: Array, rows: Sequence[int]) -> Ids:
-        best = mx.argmax(self.logits(w, wide, rows), axis=-1).astype(mx.int32)
+        best = self.chosen(w, self.take(wide, rows))
         self._show(best)
         return np.array(best)
 
     # inside
+
+    def embedded(self, w: Embedding[Matrix], tokens: Array) -> Array:
+        """`embed` of tokens on the device."""
+        return mx.tile(rows_of(w.table, tokens), (1, w.streams))
+
+    def scored(self, w: Head[Matrix, Array], wide: Array) -> Array:
+        """`logits` of all rows."""
+        return self.times(self.read_residual(w.mixer, wide)[0], w.matrix)
+
+    def chosen(self, w: Head[Matrix, Array], wide: Array) -> Array:
+        """`argmax` of all rows, int32 `[R]`."""
+        return mx.argmax(self.scored(w, wide), axis=-1).astype(mx.int32)
 
     def kept(self, array: Array) -> Array:
         """An array that the host made, where the device reads it best."""

@@ -12,8 +12,9 @@ import mlx.core as mx
 
 from cherenkov.backends.fused import Fused
 from cherenkov.backends.kernel_calls import fits_attention
+from cherenkov.backends.mlx_back import EveryDelta, EveryPle, kept_of
 from cherenkov.backends.mlx_steps import cache_of, delta_of, present
-from cherenkov.backends.operands import AttentionState, DeltaNet, DeltaState, Span
+from cherenkov.backends.operands import AttentionState, DeltaNet, DeltaState, PleState, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from cherenkov.backends.mlx_matrices import Matrix, Pool
     from cherenkov.backends.operands import (
         Block,
+        Embedding,
         GatedResidual,
+        Head,
         Memory,
+        Ple,
         Router,
         SharedExpert,
         SparseAttention,
@@ -42,6 +46,54 @@ class Traces:
         """Forget them, and the weights that they hold."""
         self._made.clear()
 
+    def embedded(self, ops: Mlx, w: Embedding[Matrix], tokens: mx.array) -> mx.array:
+        """See `Table.embedded`."""
+
+        def run(tokens: mx.array) -> tuple[mx.array, ...]:
+            return (ops.embedded(w, tokens),)
+
+        return self._call(("embed", id(w.table), tokens.shape), run, tokens)[0]
+
+    def scored(self, ops: Mlx, w: Head[Matrix, mx.array], wide: mx.array) -> mx.array:
+        """See `Table.scored`."""
+
+        def run(wide: mx.array) -> tuple[mx.array, ...]:
+            return (ops.scored(w, wide),)
+
+        return self._call(("scored", id(w.mixer), wide.shape), run, wide)[0]
+
+    def chosen(self, ops: Mlx, w: Head[Matrix, mx.array], wide: mx.array) -> mx.array:
+        """See `Table.chosen`."""
+
+        def run(wide: mx.array) -> tuple[mx.array, ...]:
+            return (ops.chosen(w, wide),)
+
+        return self._call(("chosen", id(w.mixer), wide.shape), run, wide)[0]
+
+    def features(
+        self,
+        ops: Mlx,
+        w: Ple[Matrix, mx.array],
+        at: int,
+        wide: mx.array,
+        span: Span[Memory[mx.array]],
+        features: mx.array,
+    ) -> mx.array:
+        """The residual with a layer's n-gram features."""
+        state, kept, rows = span.state.ple[at], kept_of(span), wide.shape[0]
+
+        def run(wide: mx.array, features: mx.array, history: mx.array) -> tuple[mx.array, ...]:
+            inner = (EveryPle if kept is not None else PleState)(history)
+            return ops.ple(w, wide, features, [Span(0, rows, 0, inner)]), inner.history
+
+        key = ("ple", id(w), rows, kept is not None)
+        wide, history = self._call(key, run, wide, features, state.history)
+        if kept is not None:
+            kept.add_ple(at, EveryPle(history), state)
+        else:
+            state.history = history
+        return wide
+
     def mixed(
         self,
         ops: Mlx,
@@ -57,13 +109,19 @@ class Traces:
             return self._attended(ops, block, mixer, wide, spans[0])
         span, state = spans[0], delta_of(spans[0].state.layers[block.index])
 
+        kept = kept_of(span)
+
         def run(wide: mx.array, history: mx.array, matrix: mx.array) -> tuple[mx.array, ...]:
-            inner = DeltaState(history, matrix)
+            inner = (EveryDelta if kept is not None else DeltaState)(history, matrix)
             out = ops.mix_delta(block.mixer_read, mixer, wide, [Span(0, wide.shape[0], 0, inner)])
             return out, inner.history, inner.matrix
 
-        key = ("delta", id(block), span.stop - span.start)
-        wide, state.history, state.matrix = self._call(key, run, wide, state.history, state.matrix)
+        key = ("delta", id(block), span.stop - span.start, kept is not None)
+        wide, history, matrix = self._call(key, run, wide, state.history, state.matrix)
+        if kept is not None:
+            kept.add_delta(block.index, EveryDelta(history, matrix), state)
+        else:
+            state.history, state.matrix = history, matrix
         return wide
 
     def _attended(
@@ -106,10 +164,7 @@ class Traces:
         """The residual after a layer's experts, all in memory, and their ids; `slots` `[E]` says where each is."""
 
         def run(wide: mx.array, slots: mx.array) -> tuple[mx.array, ...]:
-            x, gain = ops.read_residual(block.moe_read, wide)
-            ids, weights = ops.best(block.router, x)
-            target = (wide, present(gain))
-            return ops.resident(block.shared, x, weights, slots[ids], pool, target), ids
+            return ops.all_here(block, wide, slots, pool)
 
         key = ("experts", id(block), wide.shape[0], id(pool))
         wide, ids = self._call(key, run, wide, slots)

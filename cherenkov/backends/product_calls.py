@@ -6,7 +6,7 @@ Letters as in `cherenkov.backends.base`; P is pairs of a row and an expert. Acti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cherenkov.backends.kernel_catalogue import KERNELS
 from cherenkov.backends.launches import Launch, dims, kind_of, numbers
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from cherenkov.packing.layout import ExpertLayout
 
 __all__ = [
+    "IDENTITY",
     "MOST_ROWS",
+    "Activation",
     "Shape",
     "expert_down",
     "expert_up",
@@ -27,6 +29,7 @@ __all__ = [
     "fits_records",
     "product",
     "residual_mix",
+    "rows_at_once",
     "swiglu",
 ]
 
@@ -91,6 +94,23 @@ class Shape:
         )
 
 
+class Activation(NamedTuple):
+    """What a product goes through on its way out (`activations.h`): outputs from `split` on through another, if there is one."""
+
+    kind: int = 0
+    scale: float = 1.0
+    other: int = 0
+    split: int | None = None
+
+    def operands(self, *sizes: int, out: int) -> list[mx.array]:
+        """A kernel's `params` and `dims`, of which `split` comes last."""
+        split = out if self.split is None else self.split
+        return [numbers(self.kind, self.scale, self.other), dims(*sizes, split)]
+
+
+IDENTITY = Activation()
+
+
 def shape_of(
     bits: int, matrix: tuple[int, int], many: int, *, sets: int = 1, pairs: int = 1, rows: int = 0
 ) -> Shape:
@@ -134,7 +154,7 @@ def _lanes(chunks: int) -> int:
     return next((n for n in powers if chunks % n == 0), powers[0] if powers else 1)
 
 
-def _many(rows: int) -> int:
+def rows_at_once(rows: int) -> int:
     """Rows of activations that a kernel is made for."""
     return 1 if rows == 1 else MOST_ROWS
 
@@ -149,20 +169,20 @@ def fits_affine(matrix: Matrix) -> bool:
     return matrix.bits in _WIDTHS and matrix.group in _GROUPS and matrix.scales.size >= _SMALLEST
 
 
-def product(x: mx.array, matrix: Matrix, act: int = 0, scale: float = 1.0) -> Launch:
-    """`x` `[R, in]`, at most MOST_ROWS rows, times a matrix, through an activation (see `activations.h`)."""
+def product(x: mx.array, matrix: Matrix, act: Activation = IDENTITY) -> Launch:
+    """`x` `[R, in]`, at most MOST_ROWS rows, times a matrix, through an activation."""
     (out, columns), rows = matrix.shape, x.shape[0]
-    params, outputs, many = numbers(act, scale), [("float32", (rows, out))], _many(rows)
+    outputs, many = [("float32", (rows, out))], rows_at_once(rows)
     if matrix.scales is None or matrix.biases is None:
         template: Template = (("T", kind_of(matrix.codes)), ("TX", many))
         grid = (_WARP, -(-out // _SIDE_BY_SIDE) * _SIDE_BY_SIDE, 1)
-        inputs = [matrix.codes, x, params, dims(rows, columns, out)]
+        inputs = [matrix.codes, x, *act.operands(rows, columns, out, out=out)]
         threads = (_WARP, _SIDE_BY_SIDE, 1)
         return Launch(KERNELS["value_gemv"], inputs, outputs, grid, threads, template)
     shape = shape_of(matrix.bits, (out, columns), many)
     template = (("BITS", matrix.bits), *shape.template, ("TX", many))
-    sizes = dims(rows, columns, out, _GROUPS[matrix.group], _TWO23)
-    inputs = [matrix.codes, matrix.scales, matrix.biases, x, params, sizes]
+    inputs = [matrix.codes, matrix.scales, matrix.biases, x]
+    inputs += act.operands(rows, columns, out, _GROUPS[matrix.group], _TWO23, out=out)
     grid = shape.grid(out)
     return Launch(KERNELS["affine_gemv"], inputs, outputs, grid, shape.threads, template)
 
@@ -174,8 +194,8 @@ def swiglu(x: mx.array, gate: Matrix, up: Matrix) -> Launch:
     assert up.scales is not None
     assert up.biases is not None
     (out, columns), rows = gate.shape, x.shape[0]
-    shape = shape_of(gate.bits, (out, columns), _many(rows), sets=2)
-    template = (("BITS", gate.bits), *shape.template, ("TX", _many(rows)))
+    shape = shape_of(gate.bits, (out, columns), rows_at_once(rows), sets=2)
+    template = (("BITS", gate.bits), *shape.template, ("TX", rows_at_once(rows)))
     sizes = dims(rows, columns, out, _GROUPS[gate.group], _TWO23)
     inputs = [gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, x, sizes]
     outputs, grid = [("float32", (rows, out))], shape.grid(out)
@@ -183,18 +203,18 @@ def swiglu(x: mx.array, gate: Matrix, up: Matrix) -> Launch:
 
 
 def residual_mix(low: mx.array, up: Matrix, normed: mx.array, streams: int) -> Launch:
-    """The mean over streams of sigmoid(up . low) * normed: `[R, D]`."""
+    """The mean over streams of sigmoid(up . low) * normed: `[R, D]`. Of `low` the first columns count; it has a multiple of four."""
     assert up.scales is not None
     assert up.biases is not None
     rows, width = low.shape[0], up.shape[0] // streams
-    shape = shape_of(up.bits, (width, up.shape[1]), _many(rows), rows=streams)
+    shape = shape_of(up.bits, (width, up.shape[1]), rows_at_once(rows), rows=streams)
     template = (
         ("BITS", up.bits),
         ("S", streams),
         *(pair for pair in shape.template if pair[0] != "ROWS"),
-        ("TX", _many(rows)),
+        ("TX", rows_at_once(rows)),
     )
-    sizes = dims(rows, up.shape[1], width, _GROUPS[up.group], _TWO23)
+    sizes = dims(rows, up.shape[1], width, _GROUPS[up.group], _TWO23, low.shape[1])
     inputs = [up.codes, up.scales, up.biases, low, normed, sizes]
     one = Shape(shape.lanes, 1, shape.ahead, shape.side, shape.tile)
     outputs, grid = [("float32", (rows, width))], one.grid(width)

@@ -77,6 +77,20 @@ MSL_FN void simdgroup_multiply_accumulate(simdgroup_matrix<T, 8, 8>& d, const si
   d.e[0] = s0;
   d.e[1] = s1;
 }
+// What tiles.h says in Metal, on the matrix units.
+#define TILES_HERE
+MSL_FN uint tile_row(uint lane) { return lane >> 2; }
+MSL_FN uint tile_pair(uint lane) { return lane & 3u; }
+MSL_FN void multiply_tiles(float* d, const uint* a, const uint4* unit, uint columns, uint lane) {
+  const uint4 b = unit[tile_row(lane) % columns * 4 + tile_pair(lane)];
+#define MSL_MMA(i, p, q)                                                                                            \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                              \
+      : "r"(a[i]), "r"(a[i + 1]), "r"(a[i + 2]), "r"(a[i + 3]), "r"(p), "r"(q))
+  MSL_MMA(0, b.x, b.y);
+  MSL_MMA(4, b.z, b.w);
+#undef MSL_MMA
+}
 }  // namespace metal
 
 // Into mlx::core::cu by declaration: a directive would leave ::float4 and metal::float4 ambiguous.
@@ -98,6 +112,7 @@ MSL_FN void simdgroup_multiply_accumulate(simdgroup_matrix<T, 8, 8>& d, const si
   using metal::threadgroup_barrier; using metal::simdgroup_barrier; using metal::memory_order_relaxed;           \
   using metal::atomic_fetch_add_explicit; using metal::simdgroup_matrix; using metal::simdgroup_float8x8;        \
   using metal::simdgroup_load; using metal::simdgroup_store; using metal::simdgroup_multiply_accumulate;         \
+  using metal::tile_row; using metal::tile_pair; using metal::multiply_tiles;                                      \
   using metal::msl_tid; using metal::msl_ntid; namespace fast = metal::fast; namespace precise = metal::precise;
 #define MSL_TG_DECL(T, name, dims) __shared__ T name dims
 #define METAL_FUNC __device__ __forceinline__

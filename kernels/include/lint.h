@@ -15,7 +15,8 @@ typedef int int32_t; typedef unsigned int uint32_t; typedef long int64_t; typede
 #define MSL_TG_DECL(T, name, dims) static threadgroup T name dims
 namespace metal {
 typedef unsigned char uchar; typedef unsigned short ushort; typedef unsigned int uint; typedef unsigned long ulong;
-typedef __fp16 half; typedef __fp16 float16_t;
+struct half { half() = default; explicit half(float); operator float() const; };  // functions may not return __fp16
+typedef __fp16 float16_t;
 typedef __fp16 bfloat; typedef __fp16 bfloat16_t;  // only the type checks matter here
 #define V(T, n)                                                                            \
   typedef T n##2 __attribute__((ext_vector_type(2))); typedef T n##3 __attribute__((ext_vector_type(3))); \
@@ -51,7 +52,7 @@ bool simd_any(bool); bool simd_all(bool);
 enum memory_order { memory_order_relaxed };
 template <typename T> struct atomic { T v; };
 template <typename T> T atomic_fetch_add_explicit(device atomic<T>*, T, memory_order);
-template <typename T, int R, int C> struct simdgroup_matrix { T e[2]; simdgroup_matrix(); explicit simdgroup_matrix(T); };
+template <typename T, int R, int C> struct simdgroup_matrix { T e[2]; simdgroup_matrix(); explicit simdgroup_matrix(T); T* thread_elements(); };
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 template <typename T> void simdgroup_load(simdgroup_matrix<T, 8, 8>&, const device T*, ulong = 8);
 template <typename T> void simdgroup_load(simdgroup_matrix<T, 8, 8>&, const threadgroup T*, ulong = 8);

@@ -1,6 +1,6 @@
 // y[t, o] = act(W[o, :] . x[t, :]), W affine-quantised. x [R, IN] float, R at most TX, y [R, OUT] float; params: kind of
-// activation, scale inside it. dims: R, IN, OUT, log2 of the group, and
-// the exponent of 2^23 (see `code`).
+// activation, scale inside it, kind from output `split` on. dims: R, IN, OUT, log2 of the group, the exponent of 2^23 (see
+// `code`), split.
 // A simdgroup makes 32 / LANES * ROWS outputs a row of x; grid (32, simdgroups, 1), threadgroup (32, SG, 1).
 threadgroup float stage[TX * TILE * 36];
 const uint t = thread_index_in_threadgroup;
@@ -23,7 +23,7 @@ if (lane % LANES == 0) {
   for (uint r = 0; r < ROWS; r++) {
     for (uint n = 0; n < TX; n++) {
       if (n < count) {
-        y[size_t(n) * out + first + r * side] = activated(acc[r * TX + n], params[0], params[1]);
+        y[size_t(n) * out + first + r * side] = activated(acc[r * TX + n], params[first + r * side < uint(dims[5]) ? 0 : 2], params[1]);
       }
     }
   }

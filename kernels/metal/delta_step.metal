@@ -3,7 +3,7 @@
 // DK / SLICES state numbers of one value column in one slice of the keys.
 // conv [n, C] after the convolution (query, key, value), a b [n, HV] products, a_log dt_bias [HV], z [n, HV * DV],
 // norm [DV], before [HV, DK, DV]; y [n, HV * DV], after [n or 1, HV, DK, DV]: with SNAP, the state after every row.
-// dims[0] = n, params[0] = eps. Grid (SLICES * DV, HV, 1), threadgroup (SLICES * DV, 1, 1).
+// dims: n, then how far apart rows are and where the first begins, of a, b and z. params[0] = eps. Grid (SLICES * DV, HV, 1), threadgroup (SLICES * DV, 1, 1).
 constexpr uint P = DK / SLICES;
 constexpr uint C = 2 * HK * DK + HV * DV;
 constexpr uint THREADS = SLICES * DV;
@@ -50,8 +50,8 @@ for (uint n = 0; n < rows; n++) {
   }
   const float by_query = rsqrt(q2 + 1e-6f) * rsqrt(float(DK));
   const float by_key = rsqrt(k2 + 1e-6f);
-  const float decay = exp(-exp(a_log[h]) * softplus(a[n * HV + h] + dt_bias[h]));
-  const float beta = sigmoid(b[n * HV + h]);
+  const float decay = exp(-exp(a_log[h]) * softplus(a[n * uint(dims[1]) + uint(dims[2]) + h] + dt_bias[h]));
+  const float beta = sigmoid(b[n * uint(dims[3]) + uint(dims[4]) + h]);
   float recalled = 0.0f;
   for (uint i = 0; i < P; i++) {
     state[i] *= decay;
@@ -89,7 +89,7 @@ for (uint n = 0; n < rows; n++) {
   }
   if (slice == 0) {
     const size_t at = (size_t(n) * HV + h) * DV + v;
-    const float g = z[at];
+    const float g = z[size_t(n) * uint(dims[5]) + uint(dims[6]) + h * DV + v];
     y[at] = mixed * rsqrt(mean / float(DV) + params[0]) * norm[v] * (SILU ? silu(g) : sigmoid(g));
   }
   if (SNAP || n + 1 == rows) {

@@ -1,5 +1,6 @@
 // Softmax over a row's E scores and its K best, ties to the lower id: ids [R, K] by falling score, weights [R, K],
-// which sum to 1 if dims[2]. scores [R, E], E at most 32 * P, K at most 32 * Q. dims: E, K, normalise. One simdgroup a row; grid (32, R, 1), threadgroup (32, 1, 1).
+// which sum to 1 if dims[2]; places [R, K]: table[id] of each, or the id if there is no table (PLACED is false). scores [R, E] are
+// `pitch` apart, E at most 32 * P, K at most 32 * Q. dims: E, K, normalise, pitch. One simdgroup a row; grid (32, R, 1), threadgroup (32, 1, 1).
 const uint lane = thread_index_in_simdgroup;
 const uint r = threadgroup_position_in_grid.y;
 const uint experts = uint(dims[0]);
@@ -8,7 +9,7 @@ float v[P];
 float top = -3.0e38f;
 for (uint i = 0; i < P; i++) {
   const uint e = i * 32 + lane;
-  v[i] = e < experts ? scores[size_t(r) * experts + e] : -3.0e38f;
+  v[i] = e < experts ? scores[size_t(r) * uint(dims[3]) + e] : -3.0e38f;
   top = max(top, v[i]);
 }
 top = simd_max(top);
@@ -54,6 +55,7 @@ for (uint i = 0; i < Q; i++) {
   const uint k = i * 32 + lane;
   if (k < count) {
     ids[r * count + k] = int(which[i]);
+    places[r * count + k] = PLACED ? table[which[i]] : int(which[i]);
     weights[r * count + k] = mine[i] / (dims[2] != 0 ? chosen : sum);
   }
 }

@@ -1,5 +1,5 @@
 // y[t, o] = act(W[o, :] . x[t, :]), W of values: w [OUT, IN] T, IN a multiple of 4. x [R, IN] float, R at most TX, y [R, OUT]
-// float; params as of affine_gemv. dims: R, IN, OUT.
+// float; params and split as of affine_gemv. dims: R, IN, OUT, split.
 // A simdgroup makes one output a row of x; grid (32, OUT rounded up to 4, 1), threadgroup (32, 4, 1).
 const uint lane = thread_index_in_simdgroup;
 const uint count = uint(dims[0]);
@@ -36,6 +36,6 @@ for (uint start = lane * 4; start < in; start += AHEAD * 128) {
 for (uint t = 0; t < TX; t++) {
   const float sum = simd_sum(acc[t]);
   if (lane == 0 && t < count) {
-    y[size_t(t) * out + o] = activated(sum, params[0], params[1]);
+    y[size_t(t) * out + o] = activated(sum, params[o < uint(dims[3]) ? 0 : 2], params[1]);
   }
 }

@@ -35,6 +35,7 @@ class Mixed:
             self.pool.tags[slot] = not own
         self.slots = np.arange(len(records), dtype=np.int32)
         self.slots[list(out)] = LEFT_OUT
+        self.steady = True
 
     def __iter__(self):
         yield Wave(np.arange(len(self.slots), dtype=np.int32), self.slots)
@@ -95,4 +96,25 @@ def test_tags_must_fit_the_slots():
     mixed.pool.lower = ExpertLayout(SMALL.inter, 2 * SMALL.hidden, 3, SMALL.group)
     with pytest.raises(BackendError, match="fewer bits are of another shape"):
         ops.experts(shared, x, routes, mixed)
+    ops.close()
+
+
+@pytest.mark.parametrize("name", ["mlx", "emulated"])
+@pytest.mark.parametrize("bits", [3, 2])
+def test_the_same_on_mlx(name, bits):
+    pytest.importorskip("mlx.core")
+    if name == "mlx":
+        from cherenkov.backends.mlx import Mlx as Backend
+    else:
+        from tests.kernels.emulated import Emulated as Backend
+    ops = Backend()
+    for rows, out in ((1, ()), (2, (3,)), (13, (0, 7)), (1, range(WIDE.experts))):
+        x, routes = inputs(WIDE, rows)
+        shared = Layers(ops, WIDE).shared()
+        placed = Routes(routes.ids, ops.array(routes.weights))
+        made = ops.host(ops.experts(shared, ops.array(x), placed, Mixed(ops, WIDE, bits, out)))
+        mixed = Mixed(REFERENCE, WIDE, bits, out)
+        expected = REFERENCE.experts(Layers(REFERENCE, WIDE).shared(), x, routes, mixed)
+        scale = max(1.0, float(np.abs(expected).max()))
+        assert np.abs(made - expected).max() / scale <= 1e-4
     ops.close()

@@ -28,6 +28,7 @@ def memory(loaded, state):
     """Everything that a sequence is, by name."""
     network, ops = loaded.network, loaded.backend
     at, found = state.position, {"tokens": np.array(state.tokens)}
+    ops.rewind(state, at)
     for index, layer in enumerate(state.layers):
         if isinstance(layer, DeltaState):
             mixer = network.weights.layers[index].mixer
@@ -137,3 +138,31 @@ def test_what_was_certain_stays(loaded):
     with pytest.raises(AssertionError):
         state.go_back(40)  # the token that was sampled
     state.go_back(41)
+
+
+def test_the_same_on_mlx(glow_store):
+    """States stay where they were; what a step's rows left behind is taken up by the next one."""
+    pytest.importorskip("mlx.core")
+    random = np.random.default_rng(11)
+    with Model.load(glow_store, backend="mlx", context_tokens=CONTEXT) as model:
+        loaded = model.responder.loaded
+        state, _ = fresh(loaded, random.integers(0, 8192, 13).tolist())
+        for rows, kept in ((4, 2), (3, 3), (4, 1), (1, 1), (2, 1)):
+            loaded.network.forward(Rows([(state, random.integers(0, 8192, rows).tolist())]))
+            state.go_back(state.position - rows + kept)
+        copy, point = state.copy(loaded.backend), state.snapshot(loaded.backend)
+        tokens, more = list(state.tokens), [3, 1, 4]
+        loaded.network.forward(Rows([(state, more)]))
+        expected = shown(loaded, fresh(loaded, [*tokens, *more])[0])
+        state.restore(point, loaded.backend)
+        for each in (state, copy):
+            loaded.network.forward(Rows([(each, more)]))
+            for name, value in shown(loaded, each).items():
+                np.testing.assert_allclose(value, expected[name], atol=1e-4, err_msg=name)
+
+
+def shown(loaded, state):
+    """`memory`, looked at by the thread that may."""
+    from cherenkov.backends.mlx_owner import OWNER
+
+    return OWNER.call(lambda: {k: np.array(v) for k, v in memory(loaded, state).items()})

@@ -25,10 +25,12 @@ def prepared(tmp_path_factory):
     return prepare(source, tmp_path_factory.mktemp("prepared") / "store", experts=(4, 3, 2))
 
 
-@pytest.fixture(params=["native", "reference"])
+@pytest.fixture(params=["native", "reference", "mlx"])
 def load(request, prepared):
     if request.param == "native" and native_weights.missing:
         pytest.skip(f"no native kernels here: {native_weights.missing}")
+    if request.param == "mlx":
+        pytest.importorskip("mlx.core")
 
     def load(store=prepared, **settings):
         settings = {"backend": request.param, "context_tokens": 100, "lookahead": "off"} | settings

@@ -273,3 +273,20 @@ def test_a_hit_on_mlx(glow_store, tmp_path, count):
             found += [engine.submit(request).reply() for _ in range(2)]
     assert [reply.usage.cached_tokens for reply in found] == [0, count, count, count]
     assert len({reply.text for reply in found}) == 1
+
+
+def test_drafts_in_company_on_mlx(glow_store, monkeypatch):
+    """Rows that were guessed wrong are taken back, not run again, and the text is what it is without guesses."""
+    pytest.importorskip("mlx.core")
+    monkeypatch.delattr("cherenkov.lane.Lane._rerun")
+    prompts = list(range(50, 56)) * 3, list(range(90, 95)) * 3
+    wanted, settings = [], Settings().updated({"max_tokens": 8})
+    for mode in ("off", "mtp"):
+        loading = {"backend": "mlx", "context_tokens": 64, "sequences": 2, "speculate": mode}
+        with Model.load(glow_store, **loading) as model, Engine(model) as engine:
+            speculation = model.responder.loaded.speculation
+            speculation.pace.fixed = 2
+            tickets = [engine.submit(CompletionRequest(p, settings)) for p in prompts]
+            wanted.append([ticket.reply().text for ticket in tickets])
+            assert (sum(speculation.counts.rows[1:]) > 0) == (mode != "off")
+    assert wanted[0] == wanted[1]

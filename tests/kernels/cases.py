@@ -5,8 +5,11 @@ import numpy as np
 
 from cherenkov.backends import kernel_calls as calls
 from cherenkov.backends import product_calls as products
+from cherenkov.backends import tile_calls as tiles
+from cherenkov.backends.kernel_calls import Columns
 from cherenkov.backends.launches import place
 from cherenkov.backends.mlx_matrices import Matrix
+from cherenkov.backends.product_calls import Activation
 from cherenkov.packing.layout import ExpertLayout
 from tests.backends.layers import Geometry, Layers
 
@@ -37,8 +40,15 @@ def _cases():
                 f"product-{bits}-{rows}",
                 products.product(_values(rows, 96), _matrix(37, 96, bits)),
             )
-    yield "product-long", products.product(_values(1, 2112), _matrix(8, 2112, 4, 64), 1, 0.5)
-    yield "product-few", products.product(_values(2, 64), _matrix(3, 64, 4), 2, 0.25)
+    yield (
+        "product-long",
+        products.product(_values(1, 2112), _matrix(8, 2112, 4, 64), Activation(1, 0.5)),
+    )
+    yield "product-few", products.product(_values(2, 64), _matrix(3, 64, 4), Activation(2, 0.25))
+    act = Activation(1, 0.5, 2, 11)
+    yield "product-parted", products.product(_values(2, 64), _matrix(13, 64, 4), act)
+    yield "product-parted-values", products.product(_values(2, 64), _matrix(13, 64, 16), act)
+    yield from _tile_cases(act)
     yield "swiglu", products.swiglu(_values(1, 64), _matrix(33, 64, 4), _matrix(33, 64, 4))
     yield "swiglu-rows", products.swiglu(_values(4, 64), _matrix(5, 64, 8), _matrix(5, 64, 8))
     yield from _expert_cases()
@@ -46,7 +56,12 @@ def _cases():
     yield from _delta_cases()
     yield from _attention_cases()
     for experts, top in ((9, 3), (70, 40)):
-        yield f"route-{experts}", calls.route(_values(2, experts), top, normalise=experts == 9)
+        table = mx.array(np.arange(experts)[::-1].astype(np.int32)) if experts == 9 else None
+        scores = _values(2, experts + 1)
+        yield (
+            f"route-{experts}",
+            calls.route(scores, experts, top, normalise=experts == 9, table=table),
+        )
     logits = _values(2, 5000)
     yield "argmax", calls.argmax(logits)
     yield (
@@ -57,6 +72,30 @@ def _cases():
     )
     draws = mx.array([0.0, 0.999999])
     yield "sample", calls.sample(logits, logits.max(axis=-1), draws, mx.array([1.0, 1.5]))
+
+
+def _tile_cases(act):
+    """Matrix units: every width, one simdgroup for a row and several, more activations than fit, few outputs and many."""
+    yield "tile-2-1", tiles.product(_values(1, 128), _matrix(37, 128, 2, 64), act)
+    yield "tile-8-3", tiles.product(_values(3, 256), _matrix(37, 256, 8, 64))
+    for rows in (1, 4):
+        yield f"tile-split-{rows}", tiles.product(_values(rows, 2560), _matrix(20, 2560, 4, 64))
+    many, large = tiles.tiling_of((10_000, 1280)), tiles.tiling_of((40_000, 512))
+    assert (many.tiles, many.side, large.span, large.side) == (2, 2, 2, 8)
+    yield "tile-many", tiles.product(_values(2, 1280), _matrix(70, 1280, 4, 64), tiling=many)
+    yield "tile-large", tiles.product(_values(1, 512), _matrix(140, 512, 4, 64), tiling=large)
+    layout = ExpertLayout(128, 256, 4, 64)
+    words = np.random.default_rng(1).integers(
+        0, 1 << 32, (3, layout.stride_bytes // 4), dtype=np.uint32
+    )
+    pool = mx.array(words & np.uint32(0x3FFF3FFF))
+    for tile in (1, 4):
+        slots, rows = (
+            mx.array([2, 0], mx.int32),
+            mx.array(([1, -1, 0, 1] * 2)[: 2 * tile], mx.int32),
+        )
+        yield f"tile-up-{tile}", tiles.expert_up(layout, pool, slots, rows, _values(2, 256))
+        yield f"tile-down-{tile}", tiles.expert_down(layout, pool, slots, _values(2 * tile, 128))
 
 
 def _expert_cases():
@@ -89,7 +128,7 @@ def _expert_cases():
             place,
             _values(2, 3),
             _values(2, 40),
-            _values(2),
+            Columns(_values(2, 5), 3),
             _values(2, 2),
             _values(2, 80),
         ),
@@ -112,10 +151,14 @@ def _residual_cases():
 
 def _delta_cases():
     history = _values(3, 40)
-    yield "causal-conv", calls.causal_conv(_values(2, 40), history, _values(40, 4), 1)
+    yield "causal-conv", calls.causal_conv(Columns(_values(2, 40)), history, _values(40, 4), 1)
+    wider = Columns(_values(2, 50), 7)
+    yield "causal-conv-back", calls.causal_conv(wider, history, _values(40, 4), 1, back=1)
     yield (
         "causal-conv-add",
-        calls.causal_conv(_values(5, 40), _values(9, 40), _values(40, 4), 3, _values(5, 40)),
+        calls.causal_conv(
+            Columns(_values(5, 40)), _values(9, 40), _values(40, 4), 3, _values(5, 40)
+        ),
     )
     from cherenkov.backends.mlx import Mlx
 
@@ -129,9 +172,11 @@ def _delta_cases():
                 calls.delta_step(
                     w,
                     _values(3, channels),
-                    _values(3, g.value_heads),
-                    _values(3, g.value_heads),
-                    _values(3, g.value_heads * g.value_dim),
+                    [
+                        Columns(_values(3, g.value_heads)),
+                        Columns(_values(3, g.value_heads + 3), 2),
+                        Columns(_values(3, g.value_heads * g.value_dim)),
+                    ],
                     _values(g.value_heads, g.key_dim, g.value_dim),
                     every=every,
                 ),
@@ -147,7 +192,7 @@ def _attention_cases():
     w = Layers(Mlx(), g).attention()
     turn = _values(2, 8), _values(2, 8)
     projected = _values(2, g.heads * 2 * 40)
-    yield "prepare-heads", calls.prepare_heads(projected, w.q_norm, turn, (4, 80), 1e-5)
+    yield "prepare-heads", calls.prepare_heads(Columns(projected), w.q_norm, turn, (4, 80), 1e-5)
     for kind in (mx.float32, mx.bfloat16):
         name = "" if kind == mx.float32 else "-bf16"
         raw = _values(40, 20).astype(kind)
@@ -162,4 +207,4 @@ def _attention_cases():
     found[1, 50:] = -1
     yield "select", calls.select(mx.array(found), 60)
     yield "select-few", calls.select(mx.array(found[:, :70]), 64)
-    yield "merge", calls.merge(w, _values(8, 3, 40), mx.abs(_values(8, 3, 2)), projected)
+    yield "merge", calls.merge(w, _values(8, 3, 40), mx.abs(_values(8, 3, 2)), Columns(projected))

@@ -19,5 +19,6 @@ EMULATION = Emulation(place=CACHE)
 class Emulated(Fused):
     name = "emulated"
 
-    def __init__(self):
-        super().__init__(EmulationLauncher(EMULATION), Options(precision="float32"))
+    def __init__(self, *, tiles=False):
+        launcher = EmulationLauncher(EMULATION, tiles=tiles)
+        super().__init__(launcher, Options(precision="float32"))

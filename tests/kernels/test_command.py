@@ -22,7 +22,7 @@ def test_the_list():
     shown = run()
     assert shown.exit_code == 0
     assert all(name in shown.output for name in KERNELS)
-    assert json.loads(run("--json").output)["route"]["outputs"] == ["ids", "weights"]
+    assert json.loads(run("--json").output)["route"]["outputs"] == ["ids", "weights", "places"]
     purposes = dict(line.split(maxsplit=1) for line in shown.output.splitlines())
     assert purposes["qsa_prepare"] == "Norm and rotation of heads"
     assert purposes["affine_gemv"] == "y[t, o] = act(W[o, :] . x[t, :]), W affine-quantised"

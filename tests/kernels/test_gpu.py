@@ -7,6 +7,7 @@ from cherenkov.backends import available, create
 from cherenkov.backends.base import Options
 from tests.backends.layers import WIDE, Geometry
 
+pytestmark = pytest.mark.timeout(900)  # the first run compiles
 FOUND = {a.name: a for a in available()}
 TURNS = [(1, 2, 5), (1, 1, 1), (7, 0, 9), (2, 30, 1), (1, 1, 1)]
 GEOMETRIES = {

@@ -20,6 +20,7 @@ GEOMETRIES = {
     "two-bit": Geometry(bits=2, hidden=96, streams=2),
     "three-bit": Geometry(bits=3, group=64, inter=64, key_dim=32),
     "eight-bit": Geometry(bits=8, group=32, inter=96, gate="silu"),
+    "tiles": Geometry(hidden=128, group=64, rank=64, inter=128, streams=4),
 }
 TURNS = [(1, 2, 5), (1, 1, 1), (7, 0, 9), (2, 30, 1), (1, 1, 1)]
 
@@ -29,7 +30,7 @@ def pair(request):
     from tests.backends.table import Pair
     from tests.kernels.emulated import Emulated
 
-    return Pair(Emulated(), GEOMETRIES[request.param])
+    return Pair(Emulated(tiles=request.param == "tiles"), GEOMETRIES[request.param])
 
 
 def test_residual(pair):

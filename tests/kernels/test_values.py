@@ -7,7 +7,9 @@ mx = pytest.importorskip("mlx.core", reason="MLX is not installed")
 
 from cherenkov.backends import kernel_calls as calls  # noqa: E402
 from cherenkov.backends import product_calls as products  # noqa: E402
+from cherenkov.backends import tile_calls as tiles  # noqa: E402
 from cherenkov.backends.launches import EmulationLauncher  # noqa: E402
+from cherenkov.backends.mlx_matrices import Matrix  # noqa: E402
 from cherenkov.checkpoint.affine import dequantise  # noqa: E402
 from cherenkov.packing.layout import ExpertLayout  # noqa: E402
 from tests.backends.layers import Geometry, host_matrix, record  # noqa: E402
@@ -38,10 +40,11 @@ def test_blocks_are_chosen_as_by_a_stable_sort():
 
 def test_experts_are_chosen_as_by_a_stable_sort():
     scores = np.random.default_rng(1).integers(0, 3, (4, 70)).astype(np.float32)
-    ids, weights = LAUNCH(calls.route(mx.array(scores), 40, normalise=False))
+    ids, weights, places = LAUNCH(calls.route(mx.array(scores), 70, 40, normalise=False))
     chances = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     expected = np.argsort(-scores, axis=1, kind="stable")[:, :40]
     np.testing.assert_array_equal(np.array(ids), expected)
+    np.testing.assert_array_equal(np.array(places), expected)
     np.testing.assert_allclose(weights, np.take_along_axis(chances, expected, 1), rtol=1e-5)
 
 
@@ -73,7 +76,7 @@ def test_the_state_after_every_row_is_that_of_single_steps():
     y, states = LAUNCH(whole)
     one = cases()["delta-step"]
     conv, a, b, a_log, dt_bias, z, norm, state, params, dims = one.inputs
-    dims = mx.array([1, *[0] * 7], mx.int32)
+    dims = mx.array([1, *dims.tolist()[1:]], mx.int32)
     for n in range(conv.shape[0]):
         rows = [x[n : n + 1] for x in (conv, a, b)]
         step = type(one)(
@@ -111,3 +114,25 @@ def test_slots_may_hold_records_of_different_widths():
     (y,) = LAUNCH(products.expert_down(layout, pool, tags, slots, h, mixed=True))
     for made, slot, row in zip(np.array(y), slots.tolist(), rows.tolist(), strict=True):
         np.testing.assert_allclose(made, expected[slot][row], atol=2e-5)
+
+
+@pytest.mark.parametrize(("bits", "shape"), [(2, (33, 384)), (4, (40, 1280)), (8, (20, 256))])
+def test_matrix_units_multiply_as_exactly_as_float_and_each_row_by_itself(bits, shape):
+    rng = np.random.default_rng(bits)
+    values = mx.array(rng.normal(size=shape).astype(np.float32)).astype(mx.bfloat16)
+    parts = mx.quantize(values, group_size=64, bits=bits)
+    exact = np.array(
+        mx.dequantize(*(parts[0], *(p.astype(mx.float32) for p in parts[1:])), 64, bits)
+    )
+    # rows of very different size, numbers within a row too
+    x = rng.normal(size=(4, shape[1])) * 10.0 ** rng.integers(-3, 4, (4, shape[1]))
+    x = (x * [[1e-20], [1.0], [1e15], [0.0]]).astype(np.float32)
+    matrix = Matrix(shape, bits, 64, *parts)
+    for cut in (tiles.tiling_of(shape), tiles.Tiling(2, 1, 1, 2, 2)):
+        (whole,) = LAUNCH(tiles.product(mx.array(x), matrix, tiling=cut))
+        expected = x.astype(np.float64) @ exact.astype(np.float64).T
+        scale = np.abs(x).astype(np.float64) @ np.abs(exact).astype(np.float64).T
+        assert (np.abs(np.array(whole) - expected) <= 1e-6 * scale).all()
+        for row in range(4):
+            (one,) = LAUNCH(tiles.product(mx.array(x[row : row + 1]), matrix, tiling=cut))
+            np.testing.assert_array_equal(np.array(one)[0], np.array(whole)[row])

@@ -26,6 +26,7 @@ SIZES = Sizes(
     fixed_state_bytes=3 * MIB,
     delta_position_bytes=1000,
     back_position_bytes=100,
+    matrix_bytes=1000,
     token_state_elements=700.5,
     row_scratch_bytes=40_000,
     residual_bytes=0,

@@ -98,6 +98,11 @@ def test_no_path_of_one_machine():
     assert not found
 
 
+def test_no_merge_is_half_done():
+    mark = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
+    assert not [str(path) for path, text in texts() if mark.search(text)]
+
+
 def test_files_are_small():
     large = {str(p) for p in files() if (ROOT / p).stat().st_size > FILE_BYTES}
     assert {p for p in large if not p.startswith(LARGE_FOLDERS)} <= LARGE_FILES

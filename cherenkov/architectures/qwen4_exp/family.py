@@ -34,7 +34,8 @@ class _Qwen4ExpFamily:
         c = parse(config)
         attention = sum(c.attention) + c.draft
         delta = c.layers - sum(c.attention)
-        history = (c.taps - 1) * c.channels + c.value_heads * c.key_dim * c.value_dim
+        matrix = c.value_heads * c.key_dim * c.value_dim
+        history = (c.taps - 1) * c.channels + matrix
         ple_layers = len(c.ple_layers)
         ple = ple_layers * (c.ple_taps - 1) * c.ngram * c.wide
         return Sizes(
@@ -51,6 +52,7 @@ class _Qwen4ExpFamily:
                 (delta * c.channels if c.taps > 1 else 0)
                 + (ple_layers * c.wide if c.ple_taps > 1 else 0)
             ),
+            matrix_bytes=_FLOAT * delta * matrix,
             token_state_elements=attention
             * (2 * c.kv_heads * c.head_dim + c.index_dim * (1 + 1 / c.block)),
             row_scratch_bytes=_row_scratch(c),
