@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -135,7 +136,7 @@ time.sleep(60)
 """
     )
     monkeypatch.setattr("cherenkov.text.template_process._WORKER", worker)
-    return TemplateProcess("", Limits(deadline_s=1))
+    return TemplateProcess("", Limits(deadline_s=1, patience_s=1))
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,25 @@ def test_whatever_the_process_says_it_is_one_error_and_its_end(
     with pytest.raises(TemplateError, match=reason):
         process.render("{}", "{}", "\ufdd0")
     assert process.pid is None
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the processor time of others is Linux's to tell"
+)
+def test_time_that_others_take_does_not_count():
+    """The process stands still for longer than it may run, as on a machine that is very busy."""
+    process = TemplateProcess("{{ a }}", Limits(deadline_s=0.2))
+    assert process.render('{"a": 1}', "{}", "\ufdd0") == "1"
+    os.kill(process.pid, signal.SIGSTOP)
+    going_on = threading.Timer(0.8, os.kill, [process.pid, signal.SIGCONT])
+    going_on.start()
+    assert process.render('{"a": 2}', "{}", "\ufdd0") == "2"
+    going_on.join()
+    process._limits = dataclasses.replace(process._limits, patience_s=0.3)
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(TemplateError, match="it ran longer"):
+        process.render('{"a": 3}', "{}", "\ufdd0")
+    process.close()
 
 
 # --- lifetimes ---
