@@ -2,20 +2,25 @@
 
     python benchmarks/templates.py [FOLDER]...
 
-Six messages, by the chat template of each folder (the demo model's by default): through the helper process; the template alone,
-in this process; and the exchange with the helper process alone, whose template says nothing. In turns, since clocks vary.
-Writes `benchmarks/results/<date>-<machine>-templates.json`.
+Six messages, by the chat template of each folder (the demo model's by default): through the helper process, one render after the
+other; after a pause; after work that fills the caches; the template alone, in this process; the exchange with the helper
+process alone, whose template says nothing; and one byte to another process and back, which is the system's own share. In turns,
+since clocks vary. Writes `benchmarks/results/<date>-<machine>-templates.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from results import measurement, new_run, save
 
 from cherenkov.text.template import ChatTemplate
@@ -23,11 +28,14 @@ from cherenkov.text.template_worker import Renderer
 from cherenkov.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _DEMO = Path(__file__).resolve().parent.parent / "cherenkov" / "demo"
 _OUTPUT_CHARS = 8 << 20
 _AT_ONCE = 20
+_APART = 4
+_PAUSE_S = 0.05
+_ECHO = "import os\nwhile os.write(1, os.read(0, 1)): pass"
 MESSAGES = [
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "What is the capital of France, and why is it there?"},
@@ -38,34 +46,69 @@ MESSAGES = [
 ]
 
 
-def _microseconds(act: Callable[[], object]) -> list[float]:
+def _microseconds(
+    act: Callable[[], object], before: Callable[[], object] | None = None
+) -> list[float]:
     found = []
-    for _ in range(_AT_ONCE):
+    for _ in range(_APART if before else _AT_ONCE):
+        if before:
+            before()
         begun = time.perf_counter()
         act()
         found.append((time.perf_counter() - begun) * 1e6)
     return found
 
 
+@contextmanager
+def _echo() -> Iterator[Callable[[], object]]:
+    """What sends a byte to a process and waits for it to come back."""
+    command = [sys.executable, "-I", "-S", "-c", _ECHO]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        outbox, inbox = process.stdin.fileno(), process.stdout.fileno()
+
+        def once() -> None:
+            os.write(outbox, b".")
+            os.read(inbox, 1)
+
+        once()
+        yield once
+
+
 def measure(folder: Path, rounds: int) -> dict[str, Any]:
     """Samples of each part, in microseconds."""
     controls = Tokenizer.open(folder).controls
-    with ChatTemplate.open(folder, controls) as template, ChatTemplate("", controls) as nothing:
+    many = np.ones(8 << 20)
+    with (
+        ChatTemplate.open(folder, controls) as template,
+        ChatTemplate("", controls) as nothing,
+        _echo() as echo,
+    ):
         inside = Renderer(_OUTPUT_CHARS)
         inside.answer({"source": template._source})
         values = json.loads(json.dumps({"documents": None, "tools": None, "messages": MESSAGES}))
         own = {**template._tokens, "add_generation_prompt": True, "enable_thinking": False}
         request = {"own": own, "cut": "\ufdd0", "values": values}
         assert inside.answer(request)["text"] == template.render(MESSAGES).text
-        parts: dict[str, Callable[[], object]] = {
-            "render": lambda: template.render(MESSAGES),
-            "template": lambda: inside.answer(request),
-            "exchange": lambda: nothing.render(MESSAGES),
+
+        def render() -> object:
+            return template.render(MESSAGES)
+
+        parts: dict[str, tuple[Callable[[], object], Callable[[], object] | None]] = {
+            "render": (render, None),
+            "after a pause": (render, lambda: time.sleep(_PAUSE_S)),
+            "after work": (render, many.sum),
+            "template": (lambda: inside.answer(request), None),
+            "exchange": (lambda: nothing.render(MESSAGES), None),
+            "echo": (echo, None),
         }
         samples: dict[str, list[float]] = {name: [] for name in parts}
         for _ in range(rounds):
-            for name, act in parts.items():
-                samples[name] += _microseconds(act)
+            for name, (act, before) in parts.items():
+                samples[name] += _microseconds(act, before)
     return {name: measurement(values, "us") for name, values in samples.items()}
 
 
@@ -77,7 +120,8 @@ def main() -> None:
     args = parser.parse_args()
     run = new_run("templates", {"rounds": args.rounds, "messages": len(MESSAGES)})
     print(
-        "| template | render, us | template alone | exchange alone |\n| --- | ---: | ---: | ---: |"
+        "| template | render, us | after a pause | after work | template alone | exchange alone | echo |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     )
     for folder in args.folders:
         found = run[f"templates_{folder.name}"] = measure(folder, args.rounds)

@@ -41,6 +41,7 @@ CONFIG_LIMIT_BYTES = 16 << 20
 
 _VARIABLES = frozenset({"add_vision_id", "preserve_thinking", "reasoning_effort"})
 """What a request may set besides messages, tools and thinking."""
+_JSON = json.JSONEncoder(ensure_ascii=False)
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -83,6 +84,7 @@ class ChatTemplate:
         self._source = source
         self._controls = controls
         self._tokens = dict(tokens or {})
+        self._own: dict[tuple[bool, bool], str] = {}  # as JSON, by whether to answer and to think
         self._process = TemplateProcess(source, limits)
         self._lock = threading.Lock()
 
@@ -148,10 +150,17 @@ class ChatTemplate:
             values = self._marked(values | {"messages": []}, cut)
             values["messages"] = [self._marked_message(m, cut) for m in messages]
             text = _as_json(values)
-        own = self._tokens | {"add_generation_prompt": answer, "enable_thinking": thinking}
+        own = self._own_values(bool(answer), bool(thinking))
         with self._lock:
             rendered = self._process.render(text, own, cut)
         return Rendered(tuple(rendered.split(cut)))
+
+    def _own_values(self, answer: bool, thinking: bool) -> str:
+        known = self._own.get((answer, thinking))
+        if known is None:
+            flags = {"add_generation_prompt": answer, "enable_thinking": thinking}
+            known = self._own[answer, thinking] = _JSON.encode(self._tokens | flags)
+        return known
 
     def close(self) -> None:
         """End the helper process. A later render starts a new one."""
@@ -196,7 +205,7 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
 
 def _as_json(values: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(values, ensure_ascii=False)
+        return _JSON.encode(values)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(
             f"messages: cannot be written as JSON: {error}", param="messages"

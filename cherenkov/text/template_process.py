@@ -24,6 +24,8 @@ __all__ = ["Limits", "TemplateProcess"]
 
 _WORKER = Path(__file__).with_name("template_worker.py")
 _CHUNK_BYTES = 1 << 16
+_HEAD_BYTES = 16
+"""What the first line of an answer fits in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,8 @@ class Limits:
 
     @property
     def answer_bytes(self) -> int:
-        """The longest answer that honest work can give: every character escaped as a surrogate pair."""
-        return 12 * self.output_chars + 4096
+        """The longest answer that honest work can give."""
+        return 4 * self.output_chars + 4096
 
 
 class TemplateProcess:
@@ -57,6 +59,7 @@ class TemplateProcess:
         self._source = source
         self._limits = limits or Limits()
         self._process: subprocess.Popen[bytes] | None = None
+        self._poll = select.poll()
         self._end: weakref.finalize[..., Any] | None = None
 
     @property
@@ -64,22 +67,20 @@ class TemplateProcess:
         """The process's id, or None while there is none."""
         return self._process.pid if self._process else None
 
-    def render(self, values: str, own: Mapping[str, Any], cut: str) -> str:
+    def render(self, values: str, own: str, cut: str) -> str:
         """Render the template.
 
         Args:
             values: the template's variables, a JSON object.
-            own: further variables, which win.
-            cut: the character that `tojson` must pass through.
+            own: further variables, which win, another.
+            cut: the character that `tojson` must pass through, one that JSON does not escape.
 
         Raises:
             TemplateError: if the template fails, refuses the values, or breaks its limits.
         """
-        head = json.dumps({"own": own, "cut": cut})
-        # A lone surrogate passes: what it may mean is for the tokenizer to say.
-        request = f'{head[:-1]}, "values": {values}}}'.encode("utf-8", "surrogatepass")
         if self._process is None or self._process.poll() is not None:
             self._start()
+        request = f'{{"own": {own}, "cut": "{cut}", "values": {values}}}'
         return self._ask(request, self._limits.deadline_s)
 
     def close(self) -> None:
@@ -111,9 +112,11 @@ class TemplateProcess:
         self._end = weakref.finalize(self, _end, process)
         for pipe in (process.stdin, process.stdout):
             os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
+        self._poll = select.poll()
+        self._poll.register(process.stdout.fileno(), select.POLLIN)  # type: ignore[union-attr]
         try:
-            self._ask(json.dumps(self._opening()).encode(), self._limits.start_s)
-            self._ask(json.dumps({"source": self._source}).encode(), self._limits.deadline_s)
+            self._ask(json.dumps(self._opening()), self._limits.start_s)
+            self._ask(json.dumps({"source": self._source}), self._limits.deadline_s)
         except TemplateError:
             self.close()
             raise
@@ -128,53 +131,91 @@ class TemplateProcess:
             "watch": limits.watch,
         }
 
-    def _ask(self, request: bytes, deadline_s: float) -> str:
-        """Exchange one line; on any doubt about the process, end it."""
-        answer: dict[str, Any] | None = None
+    def _ask(self, request: str, deadline_s: float) -> str:
+        """Exchange a line of JSON for a text; on any doubt about the process, end it."""
+        said: str | dict[str, Any] | None = None
         try:
-            answer = json.loads(self._exchange(request + b"\n", deadline_s))
+            # A lone surrogate passes: what it may mean is for the tokenizer to say.
+            line = (request + "\n").encode("utf-8", "surrogatepass")
+            said = _understood(self._exchange(line, deadline_s))
         except (TimeoutError, BrokenPipeError, EOFError, OverflowError, ValueError) as error:
             raise TemplateError(f"the chat template was stopped: {error}") from error
         finally:
-            if answer is None:
+            if said is None:
                 self.close()
-        if "error" in answer:
-            raise TemplateError(_explain(answer))
-        text: str = answer["text"]
-        return text
+        if not isinstance(said, str):
+            raise TemplateError(_explain(said))
+        return said
 
     def _exchange(self, request: bytes, deadline_s: float) -> bytes:
-        """Send a line and receive one. Neither side can block the other beyond the deadline."""
+        """Send a line and receive an answer. Neither side can block the other beyond the deadline."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
         inbox, outbox = process.stdout.fileno(), process.stdin.fileno()
+        end = time.monotonic() + deadline_s
         left = memoryview(request)
         left = left[_write(outbox, left) :]  # mostly all of it
-        poll = select.poll()
-        poll.register(inbox, select.POLLIN)
         if left:
-            poll.register(outbox, select.POLLOUT)
-        answer = bytearray()
-        end = time.monotonic() + deadline_s
-        while not answer.endswith(b"\n"):
-            wait_s = end - time.monotonic()
-            ready = {fd for fd, _ in poll.poll(max(0.0, wait_s) * 1000)}
+            self._poll.register(outbox, select.POLLOUT)
+        answer = b""
+        while not _is_whole(answer):
+            ready = self._poll.poll(max(0.0, end - time.monotonic()) * 1000)
             if not ready:
                 raise TimeoutError(f"it ran longer than {deadline_s:g} s")
-            if outbox in ready:
-                left = left[_write(outbox, left) :]
-                if not left:
-                    poll.unregister(outbox)
-            if inbox in ready:
+            for pipe, _ in ready:
+                if pipe == outbox:
+                    left = left[_write(outbox, left) :]
+                    if not left:
+                        self._poll.unregister(outbox)
+                    continue
                 chunk = os.read(inbox, _CHUNK_BYTES)
                 if not chunk:
                     raise EOFError("it broke its limits of memory or time, or crashed")
                 answer += chunk
                 if len(answer) > self._limits.answer_bytes:
                     raise OverflowError("its output is too large")
-        return bytes(answer)
+        if left:
+            raise ValueError("it answered before it was asked")
+        return answer
+
+
+def _is_whole(answer: bytes) -> bool:
+    """Whether an answer is complete: a letter and a length in digits, a line feed, so many bytes.
+
+    Raises:
+        ValueError: if it is no answer, or longer than it says.
+    """
+    start = answer.find(b"\n", 0, _HEAD_BYTES) + 1
+    if not start:
+        if len(answer) >= _HEAD_BYTES:
+            raise ValueError("it gave no answer")
+        return False
+    missing = start + int(answer[1 : start - 1]) - len(answer)
+    if missing < 0:
+        raise ValueError("it said more than its answer")
+    return not missing
+
+
+def _understood(answer: bytes) -> str | dict[str, Any]:
+    """The text, or what is said of an error.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    body = answer[answer.index(b"\n") + 1 :]
+    if answer.startswith(b"T"):
+        try:
+            return body.decode()
+        except UnicodeDecodeError:
+            # Surrogates. Two that belong together are one character, as in JSON.
+            words = body.decode("utf-8", "surrogatepass").encode("utf-16", "surrogatepass")
+            return words.decode("utf-16", "surrogatepass")
+    said = json.loads(body)
+    if not isinstance(said, dict):
+        raise ValueError("it gave no answer")  # noqa: TRY004 - of the process, not of a caller
+    return said
 
 
 def _write(pipe: int, data: memoryview) -> int:

@@ -1,8 +1,9 @@
 """The process that renders one chat template. Run by path, isolated; `cherenkov.text.template` is its only caller.
 
 A template is a program that came with a model. It runs here, in Jinja's sandbox, under limits of memory, time, files and
-output, so that the worst it can do is to end this process. Requests and answers are lines of JSON: first the limits, then
-the template, then one request per render.
+output, so that the worst it can do is to end this process. Requests are lines of JSON: first the limits, then the template,
+then one for each render. An answer is a letter and a length in bytes, a line feed, and so many bytes: of text (T), or of JSON
+that says what failed (E).
 
 This file imports nothing of cherenkov: the interpreter that runs it sees the standard library and Jinja alone.
 """
@@ -123,7 +124,7 @@ def _generation() -> type[Extension]:
 
 
 def _sandbox() -> type[ImmutableSandboxedEnvironment]:  # noqa: C901 - three short methods
-    from jinja2.runtime import Macro  # noqa: PLC0415
+    from jinja2.runtime import Macro, missing  # noqa: PLC0415
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
 
     class Sandbox(ImmutableSandboxedEnvironment):
@@ -155,12 +156,20 @@ def _sandbox() -> type[ImmutableSandboxedEnvironment]:  # noqa: C901 - three sho
 
         def call(self, context: Context, obj: Any, /, *args: Any, **given: Any) -> Any:  # type: ignore[explicit-override]
             # Macros and methods of strings are safe to call, and need none of the looks that other objects do.
-            if type(obj) is Macro:
-                args = (context.eval_ctx, *args)
-            elif type(obj) is not BuiltinMethodType or type(obj.__self__) is not str:
+            is_macro = type(obj) is Macro
+            if not is_macro and (
+                type(obj) is not BuiltinMethodType or type(obj.__self__) is not str
+            ):
                 return super().call(context, obj, *args, **given)
             given.pop("_loop_vars", None)
             given.pop("_block_vars", None)
+            if is_macro:
+                short = obj._argument_count - len(args)
+                special = obj.caller or obj.catch_kwargs or obj.catch_varargs
+                if given or short < 0 or special or context.eval_ctx.autoescape:
+                    args = (context.eval_ctx, *args)
+                else:  # what is left of a call when nothing is unusual about it
+                    return obj._func(*args, *(missing,) * short)
             try:
                 return obj(*args, **given)
             except StopIteration:
@@ -223,7 +232,12 @@ def _resident_bytes() -> int:
 
 
 def _send(answer: dict[str, Any]) -> None:
-    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+    text = answer.get("text")
+    if text is None:
+        kind, body = b"E", json.dumps(answer).encode()
+    else:
+        kind, body = b"T", text.encode("utf-8", "surrogatepass")
+    sys.stdout.buffer.write(b"%b%d\n%b" % (kind, len(body), body))
     sys.stdout.buffer.flush()
 
 
@@ -237,10 +251,11 @@ def main() -> None:
     renderer = Renderer(start["output_limit_chars"])
     _limit(start["memory_bytes"], watch=start["watch"])
     _send({"text": ""})
+    read = json.JSONDecoder().raw_decode
     for line in sys.stdin.buffer:
         # The kernel ends us if we are still busy then: even inside C code, even if the parent is gone.
         signal.setitimer(signal.ITIMER_REAL, start["deadline_s"])
-        _send(renderer.answer(json.loads(line)))
+        _send(renderer.answer(read(line.decode("utf-8", "surrogatepass"))[0]))
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 

@@ -105,17 +105,78 @@ def test_a_watched_process_is_ended_when_it_grows_though_its_parent_is_larger():
     grow = "{% set ns = namespace(l=[]) %}{% for i in range(3000) %}{% set ns.l = ns.l + ['x' * (10**6 + i)] %}{% endfor %}"
     process = TemplateProcess("{% if bad %}" + grow + "{% endif %}fine", limits)
     with pytest.raises(TemplateError, match="broke its limits"):
-        process.render('{"bad": true}', {}, "\ufdd0")
-    assert process.render("{}", {}, "\ufdd0") == "fine"
+        process.render('{"bad": true}', "{}", "\ufdd0")
+    assert process.render("{}", "{}", "\ufdd0") == "fine"
     process.close()
 
 
 def test_output_is_capped_by_the_parent_too(monkeypatch):
     process = TemplateProcess("{{ 'x' * 20000 }}", dataclasses.replace(QUICK, output_chars=100_000))
-    assert len(process.render("{}", {}, "\ufdd0")) == 20_000
+    assert len(process.render("{}", "{}", "\ufdd0")) == 20_000
     process._limits = dataclasses.replace(QUICK, output_chars=100)
     with pytest.raises(TemplateError, match="output is too large"):
-        process.render("{}", {}, "\ufdd0")
+        process.render("{}", "{}", "\ufdd0")
+    assert process.pid is None
+
+
+def saying(monkeypatch, tmp_path, *answers: bytes) -> TemplateProcess:
+    """A process whose worker answers the first two requests as it should, and then says this."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        f"""
+import sys, time
+for answer in [b"T0\\n", b"T0\\n", *{list(answers)!r}]:
+    sys.stdin.buffer.readline()
+    for part in answer.split(b"|"):
+        sys.stdout.buffer.write(part)
+        sys.stdout.buffer.flush()
+        time.sleep(0.01)
+time.sleep(60)
+"""
+    )
+    monkeypatch.setattr("cherenkov.text.template_process._WORKER", worker)
+    return TemplateProcess("", Limits(deadline_s=1))
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (b"T2\nhi", "hi"),
+        (b"T0\n", ""),
+        (b"T|2|\n|h|i", "hi"),
+        ("T6\näö\n\n".encode(), "äö\n\n"),
+        (b"T3\n\xed\xa0\xbd", "\ud83d"),
+        (b"T6\n\xed\xa0\xbd\xed\xb8\x80", "\U0001f600"),
+    ],
+)
+def test_an_answer_may_come_in_parts(monkeypatch, tmp_path, answer, text):
+    process = saying(monkeypatch, tmp_path, answer)
+    assert process.render("{}", "{}", "\ufdd0") == text
+    process.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"", "longer than 1 s"),
+        (b"T5\nhi", "longer than 1 s"),
+        (b"T1\nhi", "said more"),
+        (b"T-1\nhi", "said more"),
+        (b"T\nhi", "invalid literal"),
+        (b"Tx\nhi", "invalid literal"),
+        (b"hi" * 50, "no answer"),
+        (b"E1\n5", "no answer"),
+        (b"E2\nhi", "Expecting value"),
+        (b"T1\n\xff", "decode"),
+        (b"T9999999\n" + b"x" * 9_000, "longer than 1 s"),
+    ],
+)
+def test_whatever_the_process_says_it_is_one_error_and_its_end(
+    monkeypatch, tmp_path, answer, reason
+):
+    process = saying(monkeypatch, tmp_path, answer)
+    with pytest.raises(TemplateError, match=reason):
+        process.render("{}", "{}", "\ufdd0")
     assert process.pid is None
 
 
@@ -142,19 +203,19 @@ def _gone(pid: int, within_s: float = 30) -> bool:
 def test_no_process_before_the_first_render_and_none_after_close():
     process = TemplateProcess("x")
     assert process.pid is None
-    process.render("{}", {}, "\ufdd0")
+    process.render("{}", "{}", "\ufdd0")
     pid = process.pid
     assert _alive(pid)
     process.close()
     assert not _alive(pid)
-    assert process.render("{}", {}, "\ufdd0") == "x"
+    assert process.render("{}", "{}", "\ufdd0") == "x"
     process.close()
     process.close()
 
 
 def test_a_forgotten_template_ends_its_process():
     process = TemplateProcess("x")
-    process.render("{}", {}, "\ufdd0")
+    process.render("{}", "{}", "\ufdd0")
     pid = process.pid
     del process
     assert _gone(pid)
@@ -162,10 +223,10 @@ def test_a_forgotten_template_ends_its_process():
 
 def test_a_process_that_was_killed_is_replaced():
     process = TemplateProcess("x")
-    process.render("{}", {}, "\ufdd0")
+    process.render("{}", "{}", "\ufdd0")
     os.kill(process.pid, signal.SIGKILL)
     process._process.wait()
-    assert process.render("{}", {}, "\ufdd0") == "x"
+    assert process.render("{}", "{}", "\ufdd0") == "x"
     process.close()
 
 
@@ -177,10 +238,10 @@ def test_no_orphan_when_the_parent_goes(busy, how):
         import os, sys, threading
         from cherenkov.text.template_process import Limits, TemplateProcess
         process = TemplateProcess({"{% if b %}" + nested + "{% endif %}"!r}, Limits(deadline_s=1))
-        process.render("{{}}", {{}}, "x")
+        process.render("{{}}", "{{}}", "x")
         print(process.pid, flush=True)
         if {busy}:
-            threading.Thread(target=process.render, args=('{{"b": 1}}', {{}}, "x"), daemon=True).start()
+            threading.Thread(target=process.render, args=('{{"b": 1}}', "{{}}", "x"), daemon=True).start()
         sys.stdin.readline()
     """
     parent = subprocess.Popen(

@@ -129,6 +129,12 @@ def test_expressions_mean_what_they_mean_in_jinjas_own_sandbox():
         ),
         "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, 2) }}",
         "{% macro f() %}{{ caller() }}{% endmacro %}{% call f() %}x{% endcall %}",
+        "{% macro f(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ f() }}{{ f(1) }}{{ f(1, 3) }}{{ f(b=4) }}",
+        "{% macro f(a) %}{{ a }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ f(1) }}{{ f(1, 2, b=3) }}",
+        "{% macro f(a) %}<{{ a }}>{% endmacro %}{% autoescape true %}{{ f('<') }}{% endautoescape %}",
+        "{% macro f(a) %}{{ a }}{{ caller() }}{% endmacro %}{{ f(1) }}",
+        "{% macro f(caller) %}{{ caller }}{% endmacro %}{{ f(1) }}{{ f() }}",
+        "{% macro f(a) %}{{ caller }}{% endmacro %}{{ f(1) }}{{ f(1, caller=2) }}",
         (
             "{% for i in l %}{% set x = s.upper() %}{{ x }}{{ loop.first }}{{ loop.previtem }}"
             "{% macro f(a) %}{{ a }}{{ i }}{% endmacro %}{{ f(i) }}{% endfor %}"
