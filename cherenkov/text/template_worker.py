@@ -124,8 +124,9 @@ def _generation() -> type[Extension]:
 
 
 def _sandbox() -> type[ImmutableSandboxedEnvironment]:  # noqa: C901 - three short methods
-    from jinja2.runtime import Macro, missing  # noqa: PLC0415
+    from jinja2.runtime import Macro  # noqa: PLC0415
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
+    from jinja2.utils import missing  # noqa: PLC0415
 
     class Sandbox(ImmutableSandboxedEnvironment):
         """The sandbox, quicker at what templates do most: reading attributes, entries of dictionaries as such, and calls."""
