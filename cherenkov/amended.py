@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import cherenkov._native as _kernels
 
 __all__ = ["Amended", "Ids", "Logits", "Plain", "Weights", "value_at", "values_at", "whole"]
 
@@ -22,11 +26,15 @@ class Amended:
         base: `[V]` float32, -inf where a logit was changed.
         ids: `[U]`, ascending.
         values: `[U]` float64.
+        held: the same, as the kernels keep it.
+        before: what the values were, `[U]`; None if nobody asked.
     """
 
     base: NDArray[np.float32]
     ids: Ids
     values: Weights
+    held: _kernels.Logits
+    before: Weights | None = None
 
     @property
     def size(self) -> int:
@@ -41,6 +49,8 @@ def whole(logits: Logits) -> Plain:
     """All of the logits in one array, `[V]`."""
     if not isinstance(logits, Amended):
         return logits
+    if not logits.ids.size:
+        return logits.base
     row = logits.base.astype(np.float64)
     row[logits.ids] = logits.values
     return row
@@ -50,9 +60,12 @@ def value_at(logits: Logits, token: int) -> float:
     """One of the logits."""
     if not isinstance(logits, Amended):
         return float(logits[token])
-    place = int(logits.ids.searchsorted(token))
-    changed = place < logits.ids.size and logits.ids[place] == token
-    return float(logits.values[place] if changed else logits.base[token])
+    value = float(logits.base[token])
+    if value == -np.inf and logits.ids.size:
+        place = int(logits.ids.searchsorted(token))
+        if place < logits.ids.size and logits.ids[place] == token:
+            return float(logits.values[place])
+    return value
 
 
 def values_at(logits: Logits, ids: Ids) -> Weights:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cherenkov.errors import ContextTooLong, RequestError
 from cherenkov.logprobs import TokenLogprobs, logprobs
 from cherenkov.sampling import Occurrences, Sampling, choose
-from cherenkov.selection import Row, largest_logit
+from cherenkov.selection import Kept
 from cherenkov.state import Rows
 
 if TYPE_CHECKING:
@@ -226,11 +226,11 @@ class Lane:
         if wanted.top_logprobs is None:
             token = choose(logits, wanted.sampling, self._random, seen=self._seen, backend=name)
             return token, None
-        row = Row(logits, largest_logit(logits, name), 1.0)
+        kept = Kept()
         token = choose(
-            logits, wanted.sampling, self._random, seen=self._seen, backend=name, row=row
+            logits, wanted.sampling, self._random, seen=self._seen, backend=name, kept=kept
         )
-        return token, logprobs(logits, token, wanted.top_logprobs, backend=name, row=row)
+        return token, logprobs(logits, token, wanted.top_logprobs, backend=name, row=kept.row)
 
 
 def admit(loaded: Loaded, prompt: Sequence[int], max_tokens: int | None) -> int:

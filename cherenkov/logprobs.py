@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cherenkov.ranges import check_whole
-from cherenkov.selection import Row, largest_logit
+from cherenkov.selection import Row
 
 if TYPE_CHECKING:
     from cherenkov.amended import Plain
@@ -55,11 +55,13 @@ def logprobs(
     Raises:
         BackendError: if a logit is NaN or +inf, or all are -inf.
     """
-    row = Row(logits, largest_logit(logits, backend), 1.0) if row is None else row.at(1.0)
+    row = Row.of(logits, backend) if row is None else row.at(1.0)
     bounds = row.mass_bounds()
     total = row.largest + math.log((bounds.low + bounds.high) / 2)
-    ids = row.first(top).tolist() if top else []
-    listed = tuple((i, float(logits[i]) - total) for i in ids)
+    listed: tuple[tuple[int, float], ...] = ()
+    if top:
+        ids, values = row.first(top)
+        listed = tuple(zip(ids.tolist(), (values - total).tolist(), strict=True))
     return TokenLogprobs(token, float(logits[token]) - total, listed)
 
 

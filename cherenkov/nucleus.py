@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cherenkov.passes import nth_id
+from cherenkov.passes import Foremost, how_many_above
 from cherenkov.selection import Row, draws, place_of
 
 if TYPE_CHECKING:
@@ -28,9 +27,25 @@ _NARROW = 256
 _GROWTH = 8
 
 
-def nucleus_size(weights: Weights, target: float) -> int:
-    """How many of the weights, largest first, it takes to reach `target`; one more than there are if they do not."""
-    return int(np.searchsorted(np.cumsum(weights), target, side="left")) + 1
+def nucleus_size(reached: Weights, target: float) -> int:
+    """How many weights, largest first, it takes to reach `target`; one more than there are if they do not.
+
+    Args:
+        reached: their sum up to and with each of them, `[C]`.
+        target: what to reach.
+    """
+    return int(reached.searchsorted(target, side="left")) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """The most likely tokens, `[C]`, their weights and the sums of these, and how many are members at least and at most."""
+
+    ids: Ids
+    weights: Weights
+    reached: Weights
+    least: int
+    most: int
 
 
 @dataclass(slots=True)
@@ -49,8 +64,7 @@ class Nucleus:
     top_p: float = 1.0
     min_p: float = 0.0
     _targets: tuple[float, float] | None = field(default=None, init=False)
-    _last: int | None = field(default=None, init=False)
-    _deepest: int = field(default=0, init=False)  # members known to come before another
+    _foremost: Foremost | None = field(default=None, init=False)
     # Places `(-logit, id)`: up to here tokens are known to be in, from there on to be out.
     _inside: tuple[float, int] = field(default=(-math.inf, -1), init=False)
     _outside: tuple[float, int] = field(default=(math.inf, 2**62), init=False)
@@ -61,9 +75,8 @@ class Nucleus:
         while True:
             found = self._among_first(count)
             if found is not None:
-                ids, weights, least, most = found
-                left = least if least == most else self._settled(weights, least, most)
-                return ids[:left], weights[:left]
+                left = found.least if found.least == found.most else self._settled(found)
+                return found.ids[:left], found.weights[:left]
             count *= _GROWTH
 
     def draw(self, number: float) -> int:
@@ -74,20 +87,15 @@ class Nucleus:
         """
         tokens = draws(self.row, number)
         if self.top_p < 1 and self._seems_wide():
-            # A member that has so many before it settles it: there are more than can be listed.
-            first = next(tokens)
-            if self.holds(first) and self._deepest >= _NARROW:
-                return first
-            tokens = chain((first,), tokens)
+            return next(token for token in tokens if self.holds(token))
         found = self._among_first(_NARROW)
         if found is None:
             return next(token for token in tokens if self.holds(token))
-        ids, weights, least, most = found
-        place = place_of(number, weights[:least])
+        place = place_of(number, found.reached[: found.least])
         # The more members, the later the place: if it is the same for the least and the most there may be, that is it.
-        if least != most and place != place_of(number, weights[:most]):
-            place = place_of(number, weights[: self._settled(weights, least, most)])
-        return int(ids[place])
+        if found.least != found.most and place != place_of(number, found.reached[: found.most]):
+            place = place_of(number, found.reached[: self._settled(found)])
+        return int(found.ids[place])
 
     def holds(self, token: int) -> bool:
         """Whether a token is a member."""
@@ -106,32 +114,30 @@ class Nucleus:
     def _holds(self, token: int) -> bool:
         if self.row.weight(token) < self.min_p:  # the most likely token weighs 1
             return False
-        last = self._last_of_top_k()
-        if last is not None and self.row.place(token) > self.row.place(last):
+        some = self._some()
+        if some is not None and not some.holds(token):
             return False
         return self.top_p == 1 or self._falls_short(token)
 
     def _falls_short(self, token: int) -> bool:
         """Whether the tokens before one of the k do not reach what top-p asks for."""
-        found = self.row.standing(token, self._last_of_top_k())
+        found = self.row.standing(token, self._some())
         low, high = self._targets = self.top_p * found.total.low, self.top_p * found.total.high
-        falls_short = found.ahead.high < low or (
+        return found.ahead.high < low or (
             found.ahead.low < high and self.row.mass_before(token) < self._target()
         )
-        if falls_short:
-            self._deepest = max(self._deepest, found.rank)
-        return falls_short
 
-    def _among_first(self, count: int) -> tuple[Ids, Weights, int, int] | None:
-        """Tokens, their weights, and how many of them are members at least and at most; None if others are too."""
+    def _among_first(self, count: int) -> _Listed | None:
+        """The tokens that come first; None if others are members too."""
         row, size = self.row, self.row.size
         left = min(self.top_k or size, size)
         listed = min(count, left)
         complete = listed == left
         if not complete and self._is_wide(listed):
             return None
-        ids = row.first(listed)
-        weights = row.weights(ids)
+        ids, values = row.first(listed)
+        weights = row.weighed(values)
+        reached = np.cumsum(weights)
         if self.min_p:
             likely = int(np.count_nonzero(weights >= self.min_p))
             left = likely if likely < listed else left
@@ -140,22 +146,21 @@ class Nucleus:
             low, high = (
                 (self.top_p * float(weights.sum()),) * 2 if complete else self._target_bounds()
             )
-            least, most = (min(left, nucleus_size(weights, target)) for target in (low, high))
+            least, most = (min(left, nucleus_size(reached, target)) for target in (low, high))
             if least <= listed < most:
-                least = most = min(left, nucleus_size(weights, self._target()))
+                least = most = min(left, nucleus_size(reached, self._target()))
             if complete:
                 least = most = min(least, listed)
-        return (ids, weights, least, most) if most <= listed else None
+        return _Listed(ids, weights, reached, least, most) if most <= listed else None
 
-    def _settled(self, weights: Weights, least: int, most: int) -> int:
+    def _settled(self, found: _Listed) -> int:
         """How many members there are, of the least and the most that the bounds allow. Slow."""
-        return max(least, min(most, nucleus_size(weights, self._target())))
+        return max(found.least, min(found.most, nucleus_size(found.reached, self._target())))
 
     def _seems_wide(self) -> bool:
         """Whether there may well be more members than are listed."""
-        # Beside the most likely token, which weighs 1, the others make up far more than top-p leaves out.
-        left_out = (1 - self.top_p) / self.top_p
-        return (not self.top_k or self.top_k > _NARROW) and self.row.looks_flat(4 * left_out)
+        may_be = not self.top_k or self.top_k > _NARROW
+        return may_be and self.row.looks_wide(_NARROW, self.top_p, self.min_p)
 
     def _is_wide(self, count: int) -> bool:
         """Whether a look tells that there are more members than so many, of which top-k leaves more."""
@@ -165,26 +170,23 @@ class Nucleus:
         if not self.min_p:
             return True
         bound = row.largest + row.temperature * (math.log(self.min_p) + 1e-9)
-        return row.how_many_above(math.nextafter(bound, math.inf)) > count
+        some, least = self._foremost, math.nextafter(bound, math.inf)
+        above = how_many_above(row.logits, least) if some is None else some.how_many_above(least)
+        return above > count
 
     def _target_bounds(self) -> tuple[float, float]:
         """Bounds of the sum of weights that top-p reaches."""
         if self._targets is None:
-            last = self._last_of_top_k()
-            row = self.row
-            total = row.mass_bounds() if last is None else row.standing(last, last).total
+            total = self.row.bounds_of(self._some())
             self._targets = self.top_p * total.low, self.top_p * total.high
         return self._targets
 
     def _target(self) -> float:
         """That sum in float64. Slow."""
-        last = self._last_of_top_k()
-        if last is None:
-            return self.top_p * self.row.mass()
-        return self.top_p * (self.row.mass_before(last) + self.row.weight(last))
+        return self.top_p * self.row.mass_of(self._some())
 
-    def _last_of_top_k(self) -> int | None:
-        """The least likely of the k most likely tokens; None if that is all tokens."""
-        if self._last is None and self.top_k:
-            self._last = nth_id(self.row.logits, self.top_k)
-        return self._last
+    def _some(self) -> Foremost | None:
+        """The k most likely tokens; None if that is all."""
+        if self._foremost is None and self.top_k:
+            self._foremost = Foremost(self.row.logits, self.top_k)
+        return self._foremost

@@ -23,9 +23,9 @@ from cherenkov.amended import Ids, Logits, Plain, Weights, whole
 from cherenkov.errors import RequestError
 from cherenkov.nucleus import Nucleus
 from cherenkov.occurrences import Occurrences
-from cherenkov.passes import amended
+from cherenkov.passes import amended, before_amending
 from cherenkov.ranges import check_real, check_whole, checked_biases, is_real, refused
-from cherenkov.selection import DRAW_AT_LEAST, Row, draws, largest_logit, likeliest, place_of
+from cherenkov.selection import DRAW_AT_LEAST, Kept, Row, draws, likeliest, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,7 +146,7 @@ def choose(
     *,
     seen: Occurrences | None = None,
     backend: str = "unknown",
-    row: Row | None = None,
+    kept: Kept | None = None,
 ) -> int:
     """Choose a token.
 
@@ -156,23 +156,25 @@ def choose(
         random: the generator of this answer, from `Sampling.generator`.
         seen: the tokens of prompt and answer so far, for the penalties; None is none.
         backend: whose logits these are, for the error.
-        row: the logits, to keep what is found out about them for `logprobs`.
+        kept: filled with what is found out about the logits, for `logprobs`.
 
     Raises:
         BackendError: if a logit is NaN or +inf, or all are -inf.
         RequestError: if `logit_bias` names a token beyond the vocabulary.
     """
-    changed = _amended(logits, sampling, seen)
-    if changed is not logits:
-        row = None
-    if sampling.is_greedy:
+    changed = _amended(logits, sampling, seen, keep=kept is not None)
+    if sampling.is_greedy and kept is None:
         return likeliest(changed, backend)
-    if row is None:
-        row = Row(changed, largest_logit(changed, backend), 1.0)
+    row = Row.of(changed, backend)
+    if kept is not None:
+        plain = changed is logits
+        kept.row = row if plain else Row.of(before_amending(changed, logits), backend)
+    if sampling.is_greedy:
+        return likeliest(row.logits, backend)
     row = row.at(sampling.temperature)
     if row.size < DRAW_AT_LEAST:
-        kept = _candidates(row, sampling)
-        return int(kept.ids[place_of(random.random(), kept.probabilities)])
+        left = _candidates(row, sampling)
+        return int(left.ids[place_of(random.random(), np.cumsum(left.probabilities))])
     nucleus = _nucleus(row, sampling)
     return next(draws(row, random.random())) if nucleus is None else nucleus.draw(random.random())
 
@@ -197,7 +199,9 @@ def penalised(logits: Plain, sampling: Sampling, seen: Occurrences | None = None
     return whole(_amended(logits, sampling, seen))
 
 
-def _amended(logits: Plain, sampling: Sampling, seen: Occurrences | None) -> Logits:
+def _amended(
+    logits: Plain, sampling: Sampling, seen: Occurrences | None, *, keep: bool = False
+) -> Logits:
     if seen is None or not sampling.needs_occurrences:
         if not sampling.logit_bias:
             return logits
@@ -212,7 +216,7 @@ def _amended(logits: Plain, sampling: Sampling, seen: Occurrences | None) -> Log
         )
     factor, presence = sampling.repetition_penalty, sampling.presence_penalty
     penalties = (factor, presence, sampling.frequency_penalty)
-    return amended(logits, seen.ids, seen.counts, *penalties, tokens, biases)
+    return amended(logits, seen.ids, seen.counts, penalties, tokens, biases, keep)
 
 
 _known_biases: dict[int, tuple[tuple[tuple[int, float], ...], Ids, Weights]] = {}
@@ -243,7 +247,7 @@ def candidates(logits: Plain, sampling: Sampling, *, backend: str = "unknown") -
     Raises:
         BackendError: as `choose`.
     """
-    return _candidates(Row(logits, largest_logit(logits, backend), sampling.temperature), sampling)
+    return _candidates(Row.of(logits, backend, sampling.temperature), sampling)
 
 
 def _candidates(row: Row, sampling: Sampling) -> Candidates:

@@ -10,13 +10,26 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from cherenkov.amended import Amended, Ids, Logits, Plain, Weights, value_at, values_at, whole
 from cherenkov.errors import BackendError
-from cherenkov.passes import Bounds, Standing, column_maxima, drawer, largest_ids, mass, standing
+from cherenkov.passes import (
+    Bounds,
+    Foremost,
+    Standing,
+    column_maxima,
+    drawer,
+    held,
+    largest,
+    likeliest_id,
+    looks_wide,
+    mass,
+    standing,
+    weight_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,11 +37,11 @@ if TYPE_CHECKING:
 __all__ = [
     "DRAW_AT_LEAST",
     "Ids",
+    "Kept",
     "Logits",
     "Row",
     "Weights",
     "draws",
-    "largest_ids",
     "largest_logit",
     "likeliest",
     "place_of",
@@ -42,7 +55,6 @@ _TRIALS = 128
 """Trials made at a time."""
 _CHUNK = 32_768
 """Float64 weights summed at a time: what they need along the way stays in the cache."""
-_SAMPLED = 2048
 _COLDEST = 1e-300
 """Temperatures below have no finite reciprocal to speak of."""
 DRAW_AT_LEAST = 16 * _ROWS
@@ -53,9 +65,20 @@ DRAW_AT_LEAST = 16 * _ROWS
 class _Found:
     """What was found out about some logits: their first tokens, some values, and sums of weights by temperature."""
 
-    first: Ids | None = None
+    first: tuple[Ids, Weights] | None = None
     values: dict[int, float] = field(default_factory=dict)
     masses: dict[float, Bounds] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Kept:
+    """What choosing a token leaves for `logprobs`.
+
+    Attributes:
+        row: the logits as the model gave them, and what was found out about them; None before.
+    """
+
+    row: Row | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +99,28 @@ class Row:
     temperature: float
     _found: _Found = field(default_factory=_Found, repr=False, compare=False)
 
+    @classmethod
+    def of(cls, logits: Logits, backend: str, temperature: float = 1.0) -> Self:
+        """The row of some logits, `[V]`.
+
+        Raises:
+            BackendError: as `likeliest`.
+        """
+        kept = held(logits)
+        token = likeliest(kept, backend)
+        largest = value_at(kept, token)
+        return cls(kept, largest, temperature)
+
     def at(self, temperature: float) -> Row:
         """The same logits at another temperature."""
         return Row(self.logits, self.largest, temperature, self._found)
 
-    def first(self, count: int) -> Ids:
-        """Ids of the `count` most likely tokens, or all, most likely first, ties by id."""
+    def first(self, count: int) -> tuple[Ids, Weights]:
+        """Ids and logits of the `count` most likely tokens, or all, most likely first, ties by id."""
         known = self._found.first
-        if known is None or known.size < min(count, self.logits.size):
-            known = self._found.first = largest_ids(self.logits, count)
-        return known[:count]
+        if known is None or known[0].size < min(count, self.logits.size):
+            known = self._found.first = largest(self.logits, count)
+        return known[0][:count], known[1][:count]
 
     @property
     def size(self) -> int:
@@ -106,17 +141,18 @@ class Row:
 
     def weights(self, ids: Ids) -> Weights:
         """Weights of some tokens, in float64 and in the shape of `ids`."""
-        return self._weighed(values_at(self.logits, ids))
+        return self.weighed(values_at(self.logits, ids))
 
     def all_weights(self) -> Weights:
         """Weights of all tokens, `[V]`, in float64. Slow."""
-        return self._weighed(whole(self.logits).astype(np.float64))
+        return self.weighed(whole(self.logits).astype(np.float64))
 
     def weight(self, token: int) -> float:
         """The weight of a token, in float64."""
-        return float(self._weighed(np.array([self.value(token)]))[0])
+        return weight_of(self.value(token), self.largest, self.temperature)
 
-    def _weighed(self, values: Weights) -> Weights:
+    def weighed(self, values: Weights) -> Weights:
+        """Weights of some logits, in float64."""
         # A tiny temperature: everything below the largest is impossible.
         with np.errstate(over="ignore"):
             weights: Weights = np.exp((values - self.largest) / self.temperature)
@@ -128,7 +164,7 @@ class Row:
 
     def _mass(self, logits: Plain) -> float:
         chunks = (logits[i : i + _CHUNK] for i in range(0, logits.size, _CHUNK))
-        return math.fsum(float(self._weighed(one.astype(np.float64)).sum()) for one in chunks)
+        return math.fsum(float(self.weighed(one.astype(np.float64)).sum()) for one in chunks)
 
     def mass_bounds(self) -> Bounds:
         """Bounds of the sum of all weights, a few millionths apart."""
@@ -141,26 +177,40 @@ class Row:
             self._found.masses[self.temperature] = known
         return known
 
-    def standing(self, token: int, last: int | None) -> Standing:
-        """What comes before a token, and what all weigh up to the `last`, which is not before it; None is all."""
+    def standing(self, token: int, some: Foremost | None) -> Standing:
+        """What comes before a token, and what all weigh, or only those of which the token is one."""
         if self.temperature >= _COLDEST:
-            found = standing(self.logits, self.largest, self.temperature, token, last)
+            if some is not None:
+                return some.standing(self.largest, self.temperature, token)
+            found = standing(self.logits, self.largest, self.temperature, token)
         else:
-            ahead = Bounds(*(self.mass_before(token),) * 2)
-            total = self.mass() if last is None else self.mass_before(last) + self.weight(last)
-            rank = int(np.count_nonzero(whole(self.logits) > value_at(self.logits, token)))
-            found = Standing(ahead, rank, Bounds(total, total))
-        if last is None:
+            total, ahead = self.mass_of(some), self.mass_before(token)
+            found = Standing(Bounds(ahead, ahead), Bounds(total, total))
+        if some is None:
             self._found.masses[self.temperature] = found.total
         return found
 
-    def looks_flat(self, least: float) -> bool:
-        """Whether all tokens seem to weigh `least` together. A guess, from a few of them, for what is only about speed."""
-        stride = max(1, self.size // _SAMPLED)
-        base = self.logits.base if isinstance(self.logits, Amended) else self.logits
-        below = base[stride // 2 :: stride] - base.dtype.type(self.largest)
-        with np.errstate(over="ignore"):
-            return float(np.exp(below * (1 / self.temperature)).sum()) * stride >= least
+    def bounds_of(self, some: Foremost | None) -> Bounds:
+        """Bounds of the sum of the weights of some tokens; None is all."""
+        if some is None:
+            return self.mass_bounds()
+        if self.temperature >= _COLDEST:
+            return some.mass(self.largest, self.temperature)
+        return Bounds(*(self.mass_of(some),) * 2)
+
+    def mass_of(self, some: Foremost | None) -> float:
+        """That sum in float64. Slow."""
+        if some is None:
+            return self.mass()
+        logits = whole(self.logits)
+        last = weight_of(some.value, self.largest, self.temperature)
+        return self._mass(logits[logits > some.value]) + some.ties * last
+
+    def looks_wide(self, count: int, share: float, least: float) -> bool:
+        """Whether so many tokens, the most likely, seem to make up less than a share, and to weigh `least` or more. A guess."""
+        if self.temperature < _COLDEST or self.size < DRAW_AT_LEAST:
+            return False
+        return looks_wide(self.logits, self.largest, self.temperature, count, share, least)
 
     def mass_before(self, token: int) -> float:
         """The sum of the weights of all tokens before one, in float64. Slow."""
@@ -168,21 +218,6 @@ class Row:
         value = logits[token]
         ties = np.count_nonzero(logits[:token] == value)
         return self._mass(logits[logits > value]) + ties * self.weight(token)
-
-    def how_many_above(self, value: float) -> int:
-        """How many logits exceed a value."""
-        if isinstance(self.logits, Amended):
-            listed = np.count_nonzero(self.logits.values > value)
-            return int(listed) + _how_many_above(self.logits.base, value)
-        return _how_many_above(self.logits, value)
-
-
-def _how_many_above(logits: Plain, value: float) -> int:
-    with np.errstate(over="ignore"):
-        near = logits.dtype.type(value)
-    if float(near) > value:  # numbers of this type exceed the value if they exceed the next below
-        near = np.nextafter(near, logits.dtype.type(-math.inf))
-    return int(np.count_nonzero(logits > near))
 
 
 def likeliest(logits: Logits, backend: str) -> int:
@@ -192,7 +227,9 @@ def likeliest(logits: Logits, backend: str) -> int:
         BackendError: naming `backend`, if a logit is NaN or +inf, or all are -inf.
     """
     if isinstance(logits, Amended):
-        return _likeliest(logits, backend)
+        token = likeliest_id(logits)
+        # The array says what is wrong.
+        return token if token >= 0 else likeliest(whole(logits), backend)
     if logits.ndim != 1 or not logits.size:
         raise BackendError(backend, "logits", f"shape {logits.shape} instead of [V]")
     token = int(np.argmax(logits))  # the first NaN if there is one
@@ -200,16 +237,6 @@ def likeliest(logits: Logits, backend: str) -> int:
         reason = f"the logit of token {token} is {logits[token]}: the weights may be damaged"
         raise BackendError(backend, "logits", reason)
     return token
-
-
-def _likeliest(logits: Amended, backend: str) -> int:
-    best, place = int(np.argmax(logits.base)), int(np.argmax(logits.values))
-    value, changed = float(logits.base[best]), float(logits.values[place])
-    if not value < math.inf or not changed < math.inf or value == changed == -math.inf:
-        return likeliest(whole(logits), backend)  # which says what is wrong
-    if changed == value:
-        return min(best, int(logits.ids[place]))
-    return int(logits.ids[place]) if changed > value else best
 
 
 def largest_logit(logits: Logits, backend: str) -> float:
@@ -221,17 +248,16 @@ def largest_logit(logits: Logits, backend: str) -> float:
     return value_at(logits, likeliest(logits, backend))
 
 
-def place_of(number: float, weights: Weights) -> int:
-    """The place where the running sum of the weights passes `number` times their sum.
+def place_of(number: float, reached: Weights) -> int:
+    """The place where the running sum of some weights passes `number` times their sum.
 
     Args:
         number: in [0, 1).
-        weights: `[C]`, not all 0.
+        reached: `[C]`, that sum up to and with each weight; not all 0.
     """
-    reached = np.cumsum(weights)
-    place = int(np.searchsorted(reached, number * reached[-1], side="right"))
+    place = int(reached.searchsorted(number * reached[-1], side="right"))
     # Rounding can lead to the very end: take the last token that has any weight.
-    return min(place, int(np.searchsorted(reached, reached[-1], side="left")))
+    return min(place, int(reached.searchsorted(reached[-1], side="left")))
 
 
 def draws(row: Row, number: float) -> Iterator[int]:

@@ -27,16 +27,15 @@ struct Partial {
     float* out;
 };
 
-// Of some logits, what those above a bound weigh, and how many equal it; and the same of a second bound, not below it.
+// What some logits weigh, and those of them above a bound; and how many equal it, unless it is -inf.
 struct LogitTally {
-    double mass, upper_mass;
-    int64_t count, upper_count;  // how many are above
-    int64_t equal, upper_equal;
+    double mass, above_mass;
+    int64_t equal;
 };
 
-// Of some logits, how many exceed the higher of two bounds, exceed the lower alone, and are NaN.
+// Of some logits, how many exceed the higher of two bounds, and how many the lower alone.
 struct LogitSplit {
-    int64_t above, inside, broken;
+    int64_t above, inside;
 };
 
 // Logits whose weights are summed in float.
@@ -47,17 +46,24 @@ struct LogitKernels {
     // The sum of exp((logits - largest) * inverse), where `largest` is the largest of the row, a float where they are.
     double (*weigh)(const float* logits, int64_t n, double largest, double inverse);
     double (*weigh_doubles)(const double* logits, int64_t n, double largest, double inverse);
-    LogitTally (*tally)(const float* logits, int64_t n, double largest, double inverse, float bound, float upper);
-    LogitTally (*tally_doubles)(const double* logits, int64_t n, double largest, double inverse, double bound,
-                                double upper);
+    LogitTally (*tally)(const float* logits, int64_t n, double largest, double inverse, float bound);
+    LogitTally (*tally_doubles)(const double* logits, int64_t n, double largest, double inverse, double bound);
     // maxima = max(maxima, logits); whether a logit is NaN.
     bool (*raise)(float* maxima, const float* logits, int64_t n);
-    // Lists those that exceed the lower of two bounds alone, and overwrites up to 16 places more; there is room for all.
+    // Lists those above a bound, and overwrites up to 16 places more; there is room for all. The list may lie where the
+    // logits do. Returns how many they are.
+    int64_t (*pack)(const float* logits, int64_t n, float bound, float* out);
+    // Lists those that exceed the lower of two bounds alone, as pack does, but elsewhere.
     LogitSplit (*split)(const float* logits, int64_t n, float low, float high, float* inside);
     // Lists the places of those above a bound, from `first` on; there is room for all. Returns how many they are.
     int64_t (*above)(const float* logits, int64_t n, float bound, int32_t first, int32_t* places);
-    // e^x for each, to about one unit in the last place; 0 for what is below the normal numbers.
-    void (*exponentials)(double* x, int64_t n);
+    // The logits of some tokens that occurred, divided by `factor` if positive, else multiplied, less
+    // presence + frequency * count, and what they were before; a count is from 0 to below 2^52. Whether a logit is NaN.
+    bool (*punish)(const float* logits, const int64_t* ids, const int64_t* counts, int64_t n, double factor,
+                   double presence, double frequency, double* before, double* out);
+    // exp((x - largest) / temperature) for each, to about one unit in the last place of the exponential; 0 for what is below
+    // the normal numbers.
+    void (*exponentials)(double* x, int64_t n, double largest, double temperature);
 };
 
 struct Kernels {

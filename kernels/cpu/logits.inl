@@ -6,19 +6,24 @@ ALWAYS_INLINE bool in_float(double inverse) { return inverse <= 1e3 && inverse >
 constexpr float not_a_number = __builtin_nanf("");
 constexpr double log2_e = 1.4426950408889634;
 
-// 2^x for x up to 127, to less than two units of 2^-24. Below -126 it stays at 2^-126; NaN passes.
+constexpr float magic = 12582912.0F + 127;  // 1.5 * 2^23: adding it leaves whole numbers, in the low bits
+
+// 2^(n + r) for |r| <= 1/2, where `shifted` is n and the magic number, to less than four units of 2^-24.
+ALWAYS_INLINE Float power_of_parts(Float shifted, Float r) {
+    // Least relative error on [-1/2, 1/2]: 1.6 units of 2^-24. By pairs, so that less waits for what comes before.
+    const Float square = Isa::mul(r, r);
+    const Float high = Isa::fmadd(Isa::splat(1.326472725e-3F), r, Isa::splat(9.671512786e-3F));
+    const Float middle = Isa::fmadd(Isa::splat(5.550733744e-2F), r, Isa::splat(2.402224208e-1F));
+    const Float low = Isa::fmadd(Isa::splat(6.931469776e-1F), r, Isa::splat(1.0F));
+    const Float p = Isa::fmadd(Isa::fmadd(high, square, middle), square, low);
+    return Isa::mul(p, Isa::from_exponent(shifted));
+}
+
+// 2^x for x up to 127, as near. Below -126 it stays at 2^-126; NaN passes.
 ALWAYS_INLINE Float power_of_two(Float x) {
     x = Isa::max(Isa::splat(-126.0F), x);
-    const Float magic = Isa::splat(12582912.0F + 127);  // 1.5 * 2^23: adding it leaves whole numbers, in the low bits
-    const Float shifted = Isa::add(x, magic), r = Isa::sub(x, Isa::sub(shifted, magic));
-    Float p = Isa::splat(1.534581243e-4F);  // least relative error on [-1/2, 1/2]
-    p = Isa::fmadd(p, r, Isa::splat(1.339993090e-3F));
-    p = Isa::fmadd(p, r, Isa::splat(9.618489072e-3F));
-    p = Isa::fmadd(p, r, Isa::splat(5.550328642e-2F));
-    p = Isa::fmadd(p, r, Isa::splat(2.402264625e-1F));
-    p = Isa::fmadd(p, r, Isa::splat(6.931471825e-1F));
-    p = Isa::fmadd(p, r, Isa::splat(1.0F));
-    return Isa::mul(p, Isa::from_exponent(shifted));
+    const Float shifted = Isa::add(x, Isa::splat(magic));
+    return power_of_parts(shifted, Isa::sub(x, Isa::sub(shifted, Isa::splat(magic))));
 }
 
 // Calls f(i, n) for pieces of a row.
@@ -35,17 +40,23 @@ ALWAYS_INLINE Float load_filled(const float* at, int n, float filler) {
     return Isa::load(all);
 }
 
-// Calls f(x, l) with exponents of 2 and the logits, in vectors; `filler` stands for logits beyond the last.
+// Calls f(w, l) with weights and the logits, in vectors; -inf stands for logits beyond the last. No weight is below about
+// 2^-125, nor so small that it would slow down the sum.
 template <typename F>
-ALWAYS_INLINE void each_exponent(const float* logits, int n, double largest, double scale, float filler, F f) {
+ALWAYS_INLINE void each_weight(const float* logits, int n, double largest, double scale, F f) {
     const Float top = Isa::splat(static_cast<float>(largest)), factor = Isa::splat(static_cast<float>(scale));
-    const auto one = [&](Float l) { f(Isa::mul(Isa::sub(l, top), factor), l); };
+    const Float least = Isa::splat(static_cast<float>(-125 / scale)), shift = Isa::splat(magic);
+    const auto one = [&](Float l) {
+        const Float below = Isa::max(least, Isa::sub(l, top));
+        const Float shifted = Isa::fmadd(below, factor, shift);
+        f(power_of_parts(shifted, Isa::fmadd(below, factor, Isa::sub(shift, shifted))), l);
+    };
     int i = 0;
     for (; i + lanes <= n; i += lanes) one(Isa::load(logits + i));
-    if (i < n) one(load_filled(logits + i, n - i, filler));
+    if (i < n) one(load_filled(logits + i, n - i, -__builtin_inff()));
 }
 
-// The same for what does not go in float: the exponents are found first.
+// Exponents of 2, for what does not go in float.
 template <typename T>
 ALWAYS_INLINE void exponents(const T* logits, int n, double largest, double scale, float* out) {
     for (int i = 0; i < n; i++) out[i] = static_cast<float>((static_cast<double>(logits[i]) - largest) * scale);
@@ -75,39 +86,24 @@ double weigh(const float* logits, int64_t count, double largest, double inverse)
     double sum = 0;
     by_pieces(count, [&](int64_t at, int n) {
         Float some = Isa::zero();
-        each_exponent(logits + at, n, largest, scale, -__builtin_inff(),
-                      [&](Float x, Float) { some = Isa::add(some, power_of_two(x)); });
+        each_weight(logits + at, n, largest, scale, [&](Float w, Float) { some = Isa::add(some, w); });
         sum += static_cast<double>(Isa::sum(some));
     });
     return sum;
 }
 
-// Sums over one piece. `All`: the lower bound leaves nothing out, and nothing is to be counted by it.
-template <bool All>
+// Sums over one piece.
 struct PieceTally {
-    Float mass = Isa::zero(), upper_mass = Isa::zero(), count = Isa::zero(), upper_count = Isa::zero(),
-          equal = Isa::zero(), upper_equal = Isa::zero();
+    Float mass = Isa::zero(), above_mass = Isa::zero(), equal = Isa::zero();
 
-    ALWAYS_INLINE void add(Float x, Float l, Float bound, Float u, Float upper) {
-        const Float weight = power_of_two(x), one = Isa::splat(1.0F);
-        if constexpr (All) {
-            mass = Isa::add(mass, weight);
-        } else {
-            mass = Isa::add(mass, Isa::where_above(l, bound, weight));
-            count = Isa::add(count, Isa::where_above(l, bound, one));
-            equal = Isa::add(equal, Isa::where_equal(l, bound, one));
-        }
-        upper_mass = Isa::add(upper_mass, Isa::where_above(u, upper, weight));
-        upper_count = Isa::add(upper_count, Isa::where_above(u, upper, one));
-        upper_equal = Isa::add(upper_equal, Isa::where_equal(u, upper, one));
+    ALWAYS_INLINE void add(Float weight, Float l, Float bound) {
+        mass = Isa::add(mass, weight);
+        above_mass = Isa::add(above_mass, Isa::where_above(l, bound, weight));
+        equal = Isa::add(equal, Isa::where_equal(l, bound, Isa::splat(1.0F)));
     }
     ALWAYS_INLINE void add_to(LogitTally& all) const {
         all.mass += static_cast<double>(Isa::sum(mass));
-        all.upper_mass += static_cast<double>(Isa::sum(upper_mass));
-        all.upper_count += static_cast<int64_t>(Isa::sum(upper_count));
-        all.upper_equal += static_cast<int64_t>(Isa::sum(upper_equal));
-        if constexpr (All) return;
-        all.count += static_cast<int64_t>(Isa::sum(count));
+        all.above_mass += static_cast<double>(Isa::sum(above_mass));
         all.equal += static_cast<int64_t>(Isa::sum(equal));
     }
 };
@@ -121,62 +117,35 @@ ALWAYS_INLINE void signs(const T* logits, int n, T bound, float* out) {
 }
 
 template <typename T>
-LogitTally tally_in_double(const T* logits, int64_t count, double largest, double scale, T bound, T upper) {
+LogitTally tally_in_double(const T* logits, int64_t count, double largest, double scale, T bound) {
     LogitTally all{};
     by_pieces(count, [&](int64_t at, int n) {
-        float x[logit_piece], lower[logit_piece], higher[logit_piece];
+        float x[logit_piece], sides[logit_piece];
         exponents(logits + at, n, largest, scale, x);
-        signs(logits + at, n, bound, lower);
-        signs(logits + at, n, upper, higher);
-        PieceTally<false> some;
-        for (int i = 0; i < n; i += lanes)
-            some.add(Isa::load(x + i), Isa::load(lower + i), Isa::zero(), Isa::load(higher + i), Isa::zero());
+        signs(logits + at, n, bound, sides);
+        PieceTally some;
+        for (int i = 0; i < n; i += lanes) some.add(power_of_two(Isa::load(x + i)), Isa::load(sides + i), Isa::zero());
         some.add_to(all);
     });
     return all;
 }
 
-LogitTally tally_doubles(const double* logits, int64_t count, double largest, double inverse, double bound, double upper) {
-    return tally_in_double(logits, count, largest, inverse * log2_e, bound, upper);
+LogitTally tally_doubles(const double* logits, int64_t count, double largest, double inverse, double bound) {
+    return tally_in_double(logits, count, largest, inverse * log2_e, bound);
 }
 
-// Whether no logit exceeds a bound.
-ALWAYS_INLINE bool is_below(const float* logits, int n, Float bound) {
-    Float found = Isa::zero();
-    int i = 0;
-    for (; i + lanes <= n; i += lanes) {
-        const Float l = Isa::load(logits + i);
-        found = Isa::add(found, Isa::where_above(l, bound, Isa::splat(1.0F)));
-    }
-    for (; i < n; i++) found = Isa::add(found, Isa::where_above(Isa::splat(logits[i]), bound, Isa::splat(1.0F)));
-    return Isa::sum(found) == 0;
-}
-
-template <bool All>
-LogitTally tally_in_float(const float* logits, int64_t count, double largest, double scale, float bound, float upper) {
-    LogitTally all{};
-    const Float low = Isa::splat(bound), high = Isa::splat(upper);
-    by_pieces(count, [&](int64_t at, int n) {
-        if (!All && is_below(logits + at, n, low)) {
-            for (int i = 0; i < n; i++) all.equal += static_cast<int64_t>(logits[at + i] == bound);
-            for (int i = 0; i < n; i++) all.upper_equal += static_cast<int64_t>(logits[at + i] == upper);
-            return;
-        }
-        PieceTally<All> some;
-        each_exponent(logits + at, n, largest, scale, All ? -__builtin_inff() : not_a_number,
-                      [&](Float x, Float l) { some.add(x, l, low, l, high); });
-        some.add_to(all);
-    });
-    return all;
-}
-
-LogitTally tally(const float* logits, int64_t count, double largest, double inverse, float bound, float upper) {
+LogitTally tally(const float* logits, int64_t count, double largest, double inverse, float bound) {
     const double scale = inverse * log2_e;
-    if (!in_float(inverse)) return tally_in_double(logits, count, largest, scale, bound, upper);
-    // Logits of -inf weigh nothing, and of them nothing is counted.
-    if (bound == -__builtin_inff() && upper > bound)
-        return tally_in_float<true>(logits, count, largest, scale, bound, upper);
-    return tally_in_float<false>(logits, count, largest, scale, bound, upper);
+    if (!in_float(inverse)) return tally_in_double(logits, count, largest, scale, bound);
+    LogitTally all{};
+    const Float low = Isa::splat(bound);
+    by_pieces(count, [&](int64_t at, int n) {
+        PieceTally some;
+        // What stands for logits beyond the last is above no bound, and equals only that of -inf.
+        each_weight(logits + at, n, largest, scale, [&](Float w, Float l) { some.add(w, l, low); });
+        some.add_to(all);
+    });
+    return all;
 }
 
 bool raise(float* maxima, const float* logits, int64_t count) {
@@ -204,23 +173,50 @@ ALWAYS_INLINE void each_word(const float* logits, int64_t count, float filler, B
     f(i, word(rest));
 }
 
+int64_t pack(const float* logits, int64_t count, float low, float* out) {
+    const Float bottom = Isa::splat(low);
+    int64_t kept = 0;
+    const auto one = [&](Float l) { kept += Isa::keep(out + kept, l, Isa::bits_above(l, bottom)); };
+    int64_t i = 0;
+    for (; i + lanes <= count; i += lanes) one(Isa::load(logits + i));
+    if (i < count) one(load_filled(logits + i, static_cast<int>(count - i), low));
+    return kept;
+}
+
 LogitSplit split(const float* logits, int64_t count, float low, float high, float* inside) {
     const Float bottom = Isa::splat(low), top = Isa::splat(high), one = Isa::splat(1.0F);
     LogitSplit all{};
     by_pieces(count, [&](int64_t at, int n) {
-        Float above = Isa::zero(), numbers = Isa::zero();
+        Float above = Isa::zero();
         sweep(n, [&](int i, int m) {
             const float* l = logits + at + i;
             const Float some = m == lanes ? Isa::load(l) : load_filled(l, m, low);
             above = Isa::add(above, Isa::where_above(some, top, one));
-            numbers = Isa::add(numbers, Isa::where_equal(some, some, one));
             const uint32_t bits = Isa::bits_above(some, bottom) & ~Isa::bits_above(some, top);
             all.inside += Isa::keep(inside + all.inside, some, bits);
         });
         all.above += static_cast<int64_t>(Isa::sum(above));
-        all.broken += (n + lanes - 1) / lanes * lanes - static_cast<int64_t>(Isa::sum(numbers));
     });
     return all;
+}
+
+bool punish(const float* logits, const int64_t* ids, const int64_t* counts, int64_t count, double factor, double presence,
+            double frequency, double* before, double* out) {
+    int64_t broken = 0;
+    by_pieces(count, [&](int64_t at, int n) {
+        double* const logit = before + at;
+        double divided[logit_piece], multiplied[logit_piece], times[logit_piece];
+        for (int i = 0; i < n; i++) logit[i] = static_cast<double>(logits[ids[at + i]]);
+        for (int i = 0; i < n; i++) divided[i] = logit[i] / factor;
+        for (int i = 0; i < n; i++) multiplied[i] = logit[i] * factor;
+        // A count is below 2^52: with the exponent of that number it is that much more.
+        for (int i = 0; i < n; i++)
+            times[i] = __builtin_bit_cast(double, counts[at + i] | 0x4330000000000000) - 0x1p52;
+        for (int i = 0; i < n; i++)
+            out[at + i] = (logit[i] > 0 ? divided[i] : multiplied[i]) - (presence + frequency * times[i]);
+        for (int i = 0; i < n; i++) broken |= static_cast<int64_t>(logit[i] != logit[i]);
+    });
+    return broken != 0;
 }
 
 int64_t above(const float* logits, int64_t count, float bound, int32_t first, int32_t* places) {
@@ -240,32 +236,27 @@ ALWAYS_INLINE void exponentials_of_some(double* x, int count) {
     constexpr double least = -708.0;
     double raised[logit_piece];
     for (int i = 0; i < count; i++) raised[i] = x[i] < least ? least : x[i];
-    constexpr double magic = 0x1.8p52;  // adding it leaves whole numbers, in the low bits
+    constexpr double shift = 0x1.8p52;  // adding it leaves whole numbers, in the low bits
     for (int i = 0; i < count; i++) {
-        const double y = raised[i], shifted = y * log2_e + magic, n = shifted - magic;
+        const double y = raised[i], shifted = y * log2_e + shift, n = shifted - shift;
         double r = y - n * 0x1.62e42feep-1;  // ln 2 in two parts, so that n * the first is exact
         r = r - n * 0x1.a39ef35793c76p-33;
-        double p = 1.0 / 6227020800;
-        p = p * r + 1.0 / 479001600;
-        p = p * r + 1.0 / 39916800;
-        p = p * r + 1.0 / 3628800;
-        p = p * r + 1.0 / 362880;
-        p = p * r + 1.0 / 40320;
-        p = p * r + 1.0 / 5040;
-        p = p * r + 1.0 / 720;
-        p = p * r + 1.0 / 120;
-        p = p * r + 1.0 / 24;
-        p = p * r + 1.0 / 6;
-        p = p * r + 0.5;
-        p = p * r * r + r;
+        // By fours, so that less waits for what comes before.
+        const double s = r * r, q = s * s;
+        const double low = r + s * (0.5 + r * (1.0 / 6)), middle = 1.0 / 24 + r * (1.0 / 120) + s * (1.0 / 720 + r * (1.0 / 5040));
+        const double high = 1.0 / 40320 + r * (1.0 / 362880) + s * (1.0 / 3628800 + r * (1.0 / 39916800));
+        const double p = low + q * (middle + q * (high + q * (1.0 / 479001600 + r * (1.0 / 6227020800))));
         const uint64_t power = (__builtin_bit_cast(uint64_t, shifted) + 1023) << 52;
         x[i] = (p + 1) * __builtin_bit_cast(double, power);
     }
     for (int i = 0; i < count; i++) x[i] = raised[i] == least ? 0 : x[i];
 }
 
-void exponentials(double* x, int64_t count) {
-    by_pieces(count, [&](int64_t at, int n) { exponentials_of_some(x + at, n); });
+void exponentials(double* x, int64_t count, double largest, double temperature) {
+    by_pieces(count, [&](int64_t at, int n) {
+        for (int i = 0; i < n; i++) x[at + i] = (x[at + i] - largest) / temperature;
+        exponentials_of_some(x + at, n);
+    });
 }
 
-constexpr LogitKernels logit_kernels = {weigh, weigh_doubles, tally, tally_doubles, raise, split, above, exponentials};
+constexpr LogitKernels logit_kernels = {weigh, weigh_doubles, tally, tally_doubles, raise, pack, split, above, punish, exponentials};

@@ -211,18 +211,18 @@ def test_large_vocabulary_sorts_only_a_little(monkeypatch):
 def test_sharing_a_row_changes_nothing_that_is_told(sampling):
     from cherenkov.logprobs import logprobs
     from cherenkov.occurrences import Occurrences
-    from cherenkov.selection import Row
+    from cherenkov.selection import Kept
 
     rng = np.random.default_rng(4)
     seen = Occurrences(range(40))
     for size in (50, 3000):
         logits = rng.normal(0, 3, size).astype(np.float32)
-        row = Row(logits, float(logits.max()), 1.0)
         alone, shared = (sampling.generator() for _ in range(2))
         for _ in range(5):
             token = choose(logits, sampling, alone, seen=seen)
-            assert choose(logits, sampling, shared, seen=seen, row=row) == token
-            found, apart = logprobs(logits, token, 5, row=row), logprobs(logits, token, 5)
+            kept = Kept()
+            assert choose(logits, sampling, shared, seen=seen, kept=kept) == token
+            found, apart = logprobs(logits, token, 5, row=kept.row), logprobs(logits, token, 5)
             assert [i for i, _ in found.top] == [i for i, _ in apart.top]
             assert found.logprob == pytest.approx(apart.logprob, abs=1e-6)
 
