@@ -33,10 +33,12 @@ class Direct:
         self._lock = threading.Lock()
         self._is_open = False
         self._is_lost = False
+        self._rest = b""  # of a chunk that did not go whole; the loop's to write, before all else
 
     def open(self) -> bool:
         """Let `send` write, if all is written that the loop wrote, and the connection lives."""
         with self._lock:
+            self._write_rest()
             busy = self._transport.get_write_buffer_size() > 0 or self._transport.is_closing()
             self._is_open = not busy and not self._is_lost
             return self._is_open
@@ -45,11 +47,12 @@ class Direct:
         """The loop is about to write: nobody else may, until `open`."""
         with self._lock:
             self._is_open = False
+            self._write_rest()
 
     def lose(self) -> None:
         """The connection is no more. To be called before its socket is closed: its number may soon be another's."""
         with self._lock:
-            self._is_open, self._is_lost = False, True
+            self._is_open, self._is_lost, self._rest = False, True, b""
 
     def send(self, data: bytes) -> bool:
         """Write a piece, from any thread. Never waits. False if it was not written, and is the loop's to write."""
@@ -63,8 +66,13 @@ class Direct:
                 self._is_open = False
                 return False
             if count < len(chunk):
-                self._is_open = False
+                self._is_open, self._rest = False, chunk[count:]
                 # A loop that is closed has closed its connections.
                 with contextlib.suppress(RuntimeError):
-                    self._loop.call_soon_threadsafe(self._transport.write, chunk[count:])
+                    self._loop.call_soon_threadsafe(self.hold)
         return True
+
+    def _write_rest(self) -> None:
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._transport.write(rest)

@@ -53,6 +53,10 @@ class _Guarded(H11Protocol):
         if len(self.connections) > self.most:
             self._make_room()
         self._reading = self._after(self.header_s, self.transport.abort)
+        if (
+            transport.get_extra_info("sslcontext") is not None
+        ):  # what is written is not what goes out
+            return
         self._direct = Direct(transport, self.loop)
         # What the state holds comes with every request of this connection.
         self.app_state = {**self.app_state, "direct": self._direct}

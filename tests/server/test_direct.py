@@ -121,6 +121,7 @@ class Transport:
         self.mine, self.theirs = socket.socketpair()
         self.mine.setblocking(False)
         self.waiting, self.closing = b"", False
+        self.later = []  # what its loop is to call
 
     def get_extra_info(self, name):
         assert name == "socket"
@@ -139,7 +140,7 @@ class Transport:
 @pytest.fixture
 def pair():
     transport = Transport()
-    loop = SimpleNamespace(call_soon_threadsafe=lambda call, *arguments: call(*arguments))
+    loop = SimpleNamespace(call_soon_threadsafe=transport.later.append)
     yield transport, Direct(transport, loop)
     transport.mine.close()
     transport.theirs.close()
@@ -162,13 +163,19 @@ def test_only_while_it_is_open(pair):
     assert not direct.send(b"a")
 
 
-def test_what_is_left_of_a_piece_is_the_loops(pair):
+@pytest.mark.parametrize("first_to_come", ["later", "hold", "open"])
+def test_what_is_left_of_a_piece_is_the_loops_to_write_first(pair, first_to_come):
     transport, direct = pair
     assert direct.open()
     piece = os.urandom(8 << 20)
     assert direct.send(piece)
-    assert transport.waiting
     assert not direct.send(b"next")
+    (later,) = transport.later
+    {"later": later, "hold": direct.hold, "open": direct.open}[first_to_come]()
+    assert transport.waiting
+    before = transport.waiting
+    later()
+    assert transport.waiting == before
     assert not direct.open()
     taken, first = b"", len(piece) - len(transport.waiting)
     while len(taken) < first:
