@@ -41,7 +41,8 @@ def logging_to_stderr(*, as_json: bool) -> Iterator[None]:
     waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(_WAITING)
     lines = _Lines(as_json=as_json)
     entrance = _Entrance(waiting)
-    loggers = {"cherenkov": logging.INFO, "uvicorn": logging.ERROR}
+    # asyncio warns of each write to a connection that is gone, and would itself write to stderr.
+    loggers = {"cherenkov": logging.INFO, "uvicorn": logging.ERROR, "asyncio": logging.ERROR}
     for name, level in loggers.items():
         logger = logging.getLogger(name)
         logger.handlers = [entrance]

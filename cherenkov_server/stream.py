@@ -143,6 +143,7 @@ class Stream:
         self._sent_at = time.monotonic()
         self._direct: Direct | None = None
         self._unsent: bytes | None = None  # of the next event, which was refused
+        self._sending = 0  # pieces that the loop is about to write: it may have to wait first
         self._headers = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-store",
@@ -178,12 +179,18 @@ class Stream:
         if self._direct is not None:
             self._direct.hold()
         self._sent_at = time.monotonic()
-        await send({"type": "http.response.body", "body": piece, "more_body": more})
+        self._sending += 1
+        try:
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+        finally:
+            self._sending -= 1
 
     def _past_the_loop(self) -> Callable[[Answered], bool] | None:
         """Who may take the next events, if the connection is free."""
         direct = self._direct
-        return self._at_once if direct is not None and direct.open() else None
+        if direct is None or self._sending or not direct.open():
+            return None
+        return self._at_once
 
     def _at_once(self, event: Answered) -> bool:
         """Send what an event adds, in the thread of whoever answers; False leaves it to the loop."""

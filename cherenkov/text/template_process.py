@@ -150,7 +150,7 @@ class TemplateProcess:
             raise TemplateError(_explain(said))
         return said
 
-    def _exchange(self, request: bytes, deadline_s: float) -> bytes:
+    def _exchange(self, request: bytes, deadline_s: float) -> bytearray:
         """Send a line and receive an answer. Neither side can block the other beyond the deadline."""
         process = self._process
         assert process is not None
@@ -162,7 +162,7 @@ class TemplateProcess:
         left = left[_write(outbox, left) :]  # mostly all of it
         if left:
             self._poll.register(outbox, select.POLLOUT)
-        answer = b""
+        answer = bytearray()  # grows in place: a long one comes in hundreds of pieces
         while not _is_whole(answer):
             ready = self._poll.poll(allowed.wait_s() * 1000)
             if not ready:
@@ -184,7 +184,7 @@ class TemplateProcess:
         return answer
 
 
-def _is_whole(answer: bytes) -> bool:
+def _is_whole(answer: bytearray) -> bool:
     """Whether an answer is complete: a letter and a length in digits, a line feed, so many bytes.
 
     Raises:
@@ -201,7 +201,7 @@ def _is_whole(answer: bytes) -> bool:
     return not missing
 
 
-def _understood(answer: bytes) -> str | dict[str, Any]:
+def _understood(answer: bytearray) -> str | dict[str, Any]:
     """The text, or what is said of an error.
 
     Raises:

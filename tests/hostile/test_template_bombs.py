@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cherenkov.errors import TemplateError
+from cherenkov.text import template_process
 from cherenkov.text.controls import Controls
 from cherenkov.text.template import ChatTemplate
 from cherenkov.text.template_process import Limits, TemplateProcess
@@ -153,6 +154,19 @@ time.sleep(60)
 def test_an_answer_may_come_in_parts(monkeypatch, tmp_path, answer, text):
     process = saying(monkeypatch, tmp_path, answer)
     assert process.render("{}", "{}", "\ufdd0") == text
+    process.close()
+
+
+def test_a_long_answer_grows_in_place(monkeypatch):
+    """What came already is not copied for every piece: that would take seconds for the longest answers."""
+    seen, is_whole = [], template_process._is_whole
+    monkeypatch.setattr(
+        template_process, "_is_whole", lambda answer: seen.append(answer) or is_whole(answer)
+    )
+    process = TemplateProcess("{{ 'x' * 500000 }}", QUICK)
+    assert len(process.render("{}", "{}", "\ufdd0")) == 500_000
+    assert len({id(answer) for answer in seen}) == 3  # of the start, the template and the render
+    assert len(seen) > 9
     process.close()
 
 

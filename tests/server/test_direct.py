@@ -1,5 +1,6 @@
 """Tokens go to the client without the event loop, as long as the client keeps up; and come whole and in order either way."""
 
+import asyncio
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ import pytest
 
 from cherenkov.testing import Pause
 from cherenkov_server.direct import Direct
+from cherenkov_server.stream import Stream
 from tests.server.served import Served, events, request_text
 from tests.server.test_crowd import unchunked
 
@@ -112,6 +114,40 @@ def test_old_clients_get_no_chunks():
         head, _, body = read(connection).partition(HEAD)
         assert b"chunked" not in head
         assert said(body) == "ab"
+
+
+def test_nothing_goes_past_a_comment_that_waits(pair):
+    """The loop cannot write it yet; when it can, nobody else may be in the middle of a piece."""
+    _, direct = pair
+    free = []
+
+    async def answer():
+        waits, goes, gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def send(message):
+            if b"still here" in message.get("body", b""):
+                waits.set()
+                await goes.wait()
+                gone.set()
+
+        async def events(at_once):
+            free.append(at_once() is not None)
+            await waits.wait()
+            free.append(at_once() is not None)
+            goes.set()
+            await gone.wait()
+            await asyncio.sleep(0)
+            free.append(at_once() is not None)
+            for _ in ():
+                yield
+
+        work = SimpleNamespace(events=events, end=lambda: None)
+        hang_up = SimpleNamespace(stop=lambda: None)
+        stream = Stream(work, hang_up, None, last=bytes, headers={}, quiet_s=0.001)
+        await stream({"http_version": "1.1", "state": {"direct": direct}}, None, send)
+
+    asyncio.run(answer())
+    assert free == [True, False, True]
 
 
 class Transport:

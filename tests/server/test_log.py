@@ -1,9 +1,9 @@
-"""The log: lines that find no room are counted."""
+"""The log: lines that find no room are counted, and nobody else writes to stderr."""
 
 import logging
 import queue
 
-from cherenkov_server.log import _Entrance
+from cherenkov_server.log import _Entrance, logging_to_stderr
 
 
 def test_what_was_dropped_is_told():
@@ -21,3 +21,13 @@ def test_what_was_dropped_is_told():
         "2 lines were dropped: nobody read them",
         "line 5",
     ]
+
+
+def test_asyncio_does_not_warn_of_connections_that_are_gone(capfd):
+    """With nobody to take them, its warnings would go to stderr from within the event loop, which may wait there."""
+    with logging_to_stderr(as_json=False):
+        logging.getLogger("asyncio").warning("socket.send() raised exception.")
+        logging.getLogger("asyncio").error("no more descriptors")
+    told = capfd.readouterr().err
+    assert "socket.send()" not in told
+    assert told.count("no more descriptors") == 1
