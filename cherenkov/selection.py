@@ -107,9 +107,7 @@ class Row:
             BackendError: as `likeliest`.
         """
         kept = held(logits)
-        token = likeliest(kept, backend)
-        largest = value_at(kept, token)
-        return cls(kept, largest, temperature)
+        return cls(kept, largest_logit(kept, backend), temperature)
 
     def at(self, temperature: float) -> Row:
         """The same logits at another temperature."""

@@ -188,9 +188,7 @@ class RowTable:
         """Values of some rows of the bytes `[N, row_bytes]`."""
         layout = self.layout
         shape = (len(rows), layout.dim)
-        if (
-            layout.bits == 4 and _native is not None
-        ):  # in a tenth of the time, which each token takes
+        if layout.bits == 4 and _native is not None:  # each token takes some: a tenth of the time
             values = np.empty(shape, dtype=np.float32)
             _native.nibble_rows(memory, layout.group, rows, values)
             return values
