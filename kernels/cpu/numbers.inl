@@ -286,59 +286,99 @@ void rotate(float* x, const float* cosines, const float* sines, int half) {
     });
 }
 
-// Dot products of H vectors, `stride` apart, with one other.
-template <int H>
-ALWAYS_INLINE void dots(const float* heads, size_t stride, const float* x, int dim, float (&out)[H]) {
-    Float sum[H];
-    for (int h = 0; h < H; h++) sum[h] = Isa::zero();
+// Dot products of H vectors, `stride` apart, with T others. Each is one chain of vectors, whatever H and T, which are
+// what keeps several additions under way.
+template <int H, int T>
+ALWAYS_INLINE void dots(const float* heads, size_t stride, const float* const (&others)[T], int dim, float (&out)[H][T]) {
+    Float sum[H][T];
+    for (int h = 0; h < H; h++)
+        for (int t = 0; t < T; t++) sum[h][t] = Isa::zero();
     sweep(dim, [&](int i, int m) {
-        const Float v = load(x + i, m);
-        for (int h = 0; h < H; h++)
-            sum[h] = Isa::fmadd(load(heads + static_cast<size_t>(h) * stride + i, m), v, sum[h]);
+        Float other[T];
+        for (int t = 0; t < T; t++) other[t] = load(others[t] + i, m);
+        for (int h = 0; h < H; h++) {
+            const Float head = load(heads + static_cast<size_t>(h) * stride + i, m);
+            for (int t = 0; t < T; t++) sum[h][t] = Isa::fmadd(head, other[t], sum[h][t]);
+        }
     });
-    for (int h = 0; h < H; h++) out[h] = Isa::sum(sum[h]);
+    for (int h = 0; h < H; h++) {
+        if constexpr (T == 4) Isa::store_sums(out[h], sum[h][0], sum[h][1], sum[h][2], sum[h][3]);
+        else
+            for (int t = 0; t < T; t++) out[h][t] = Isa::sum(sum[h][t]);
+    }
+}
+
+// The dot products of all heads with `count` others, `at(i)` each: take(first head, first other, dots[H][T]).
+template <typename At, typename Take>
+ALWAYS_INLINE void all_dots(const float* heads, int head_count, size_t stride, int dim, int count, At at, Take take) {
+    const auto some = [&]<int T>(int i) {
+        const float* others[T];
+        for (int t = 0; t < T; t++) others[t] = at(i + t);
+        by_tiles<2>(head_count, [&]<int H>(int h) {
+            float each[H][T];
+            dots<H, T>(heads + static_cast<size_t>(h) * stride, stride, others, dim, each);
+            take(h, i, each);
+        });
+    };
+    int i = 0;
+    for (; i + 4 <= count; i += 4) some.template operator()<4>(i);
+    for (; i < count; i++) some.template operator()<1>(i);
 }
 
 void block_scores(const float* queries, int heads, const float* keys, int dim, int first, int last, float* scores) {
     const auto stride = static_cast<size_t>(dim);
     for (int b = first; b < last; b++) scores[b] = 0;
-    by_fours(heads, [&]<int H>(int h) {
-        for (int b = first; b < last; b++) {
-            float each[H];
-            dots<H>(queries + static_cast<size_t>(h) * stride, stride, keys + static_cast<size_t>(b) * stride, dim, each);
-            for (int k = 0; k < H; k++) scores[b] += each[k] > 0 ? each[k] : 0;
+    all_dots(queries, heads, stride, dim, last - first, [&](int b) { return keys + static_cast<size_t>(first + b) * stride; },
+             [&]<int H, int T>(int, int b, const float (&each)[H][T]) {
+                 for (int h = 0; h < H; h++)
+                     for (int t = 0; t < T; t++) scores[first + b + t] += each[h][t] > 0 ? each[h][t] : 0;
+             });
+}
+
+// Sums of V vectors of values from column i on, the last of n numbers, each token's times its weight for each of H heads.
+template <int H, int V, typename At>
+ALWAYS_INLINE void weigh(const float* weights, size_t run, int count, At value, int n, float* out, size_t stride) {
+    const auto width = [&](int j) { return j == V - 1 ? n : lanes; };
+    Float sum[H][V];
+    for (int h = 0; h < H; h++)
+        for (int j = 0; j < V; j++) sum[h][j] = Isa::zero();
+    for (int t = 0; t < count; t++) {
+        const float* from = value(t);
+        Float row[V];
+        for (int j = 0; j < V; j++) row[j] = load(from + j * lanes, width(j));
+        for (int h = 0; h < H; h++) {
+            const Float weight = Isa::splat(weights[static_cast<size_t>(h) * run + static_cast<size_t>(t)]);
+            for (int j = 0; j < V; j++) sum[h][j] = Isa::fmadd(weight, row[j], sum[h][j]);
         }
-    });
+    }
+    for (int h = 0; h < H; h++)
+        for (int j = 0; j < V; j++) store(out + static_cast<size_t>(h) * stride + j * lanes, sum[h][j], width(j));
 }
 
 void attend(const float* queries, int heads, int dim, Tokens keys, Tokens values, const int32_t* chosen, int first,
-            int count, float* scratch, Partial out) {
+            int count, float* weights, Partial out) {
     const auto wide = static_cast<size_t>(dim), run = static_cast<size_t>(count);
     const auto token = [&](int t) { return static_cast<size_t>(chosen != nullptr ? chosen[t] : first + t); };
-    by_fours(heads, [&]<int H>(int h) {
-        const auto head = static_cast<size_t>(h);
-        float* weights = scratch + head * run;
-        for (int t = 0; t < count; t++) {
-            float each[H];
-            dots<H>(queries + head * wide, wide, keys.data + token(t) * keys.stride, dim, each);
-            for (int k = 0; k < H; k++) weights[static_cast<size_t>(k) * run + t] = each[k];
-        }
-        for (int k = 0; k < H; k++) {
-            float* row = weights + static_cast<size_t>(k) * run;
-            out.top[h + k] = largest(row, count);
-            out.sum[h + k] = exponentials(row, out.top[h + k], count);
-        }
-        sweep(dim, [&](int i, int m) {
-            Float sum[H];
-            for (int k = 0; k < H; k++) sum[k] = Isa::zero();
-            for (int t = 0; t < count; t++) {
-                const Float v = load(values.data + token(t) * values.stride + i, m);
-                for (int k = 0; k < H; k++)
-                    sum[k] = Isa::fmadd(Isa::splat(weights[static_cast<size_t>(k) * run + t]), v, sum[k]);
-            }
-            for (int k = 0; k < H; k++) store(out.out + (head + static_cast<size_t>(k)) * wide + i, sum[k], m);
+    all_dots(queries, heads, wide, dim, count, [&](int t) { return keys.data + token(t) * keys.stride; },
+             [&]<int H, int T>(int h, int t, const float (&each)[H][T]) {
+                 for (int k = 0; k < H; k++)
+                     __builtin_memcpy(weights + static_cast<size_t>(h + k) * run + t, each[k], sizeof each[k]);
+             });
+    for (int h = 0; h < heads; h++) {
+        float* row = weights + static_cast<size_t>(h) * run;
+        out.top[h] = largest(row, count);
+        out.sum[h] = exponentials(row, out.top[h], count);
+    }
+    const auto columns = [&]<int V>(int i, int n) {
+        by_tiles<2>(heads, [&]<int H>(int h) {
+            const auto head = static_cast<size_t>(h);
+            weigh<H, V>(weights + head * run, run, count, [&](int t) { return values.data + token(t) * values.stride + i; }, n,
+                        out.out + head * wide + i, wide);
         });
-    });
+    };
+    int i = 0;
+    for (; i + 4 * lanes <= dim; i += 4 * lanes) columns.template operator()<4>(i, lanes);
+    sweep(dim - i, [&](int j, int n) { columns.template operator()<1>(i + j, n); });
 }
 
 void merge(Partial into, Partial next, int heads, int dim) {
