@@ -119,12 +119,15 @@ struct Isa {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(at), words);
     }
     static ALWAYS_INLINE void scatter_words(const void* words, void* out) {
-        const auto* from = static_cast<const __m256i*>(words);
+        const auto* from = static_cast<const __m128i*>(words);
         auto* to = static_cast<__m256i*>(out);
         const __m256i pairs = _mm256_broadcastsi128_si256(
             _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
         __m256i v[4];  // in each half of v[r], 32-bit lane j: two words of vector j
-        for (int r = 0; r < 4; r++) v[r] = _mm256_shuffle_epi8(_mm256_loadu_si256(from + r), pairs);
+        for (int r = 0; r < 4; r++) {  // by halves, as store_words wrote them a moment ago: then no load waits for the cache
+            const __m128i low = _mm_loadu_si128(from + 2 * r), high = _mm_loadu_si128(from + 2 * r + 1);
+            v[r] = _mm256_shuffle_epi8(_mm256_set_m128i(high, low), pairs);
+        }
         const __m256i a = _mm256_unpacklo_epi32(v[0], v[2]), b = _mm256_unpacklo_epi32(v[1], v[3]);
         const __m256i c = _mm256_unpackhi_epi32(v[0], v[2]), d = _mm256_unpackhi_epi32(v[1], v[3]);
         const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);

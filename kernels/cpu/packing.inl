@@ -55,36 +55,50 @@ inline float round_to_bf16(float x) {
     return __builtin_bit_cast(float, bits & 0xffff0000);
 }
 
-// Rounds a group to integers of at most `limit`; returns the step, NaN if an input is not finite. `sum` is that of the
-// integers, which float32 holds exactly.
-template <Precision P>
-inline float round_group(const float* x, int n, int16_t* out, float* sum) {
-    constexpr float limit = P == Precision::int16 ? 32767.0F : 127.0F;
-    Float top = Isa::zero(), poison = Isa::zero(), total = Isa::zero();
-    for (int i = 0; i < n; i += lanes) {
-        const Float v = Isa::load(x + i);
-        top = Isa::max(top, Isa::max(v, Isa::sub(Isa::zero(), v)));
-        poison = Isa::fmadd(v, Isa::zero(), poison);  // NaN if v is not finite
-    }
-    float tops[lanes], highest = 0;
-    Isa::store(tops, top);
-    for (int l = 0; l < lanes; l++) highest = tops[l] > highest ? tops[l] : highest;
-    const float bad = Isa::sum(poison);
-    if (bad != 0 || highest == 0) {
-        memset(out, 0, static_cast<size_t>(n) * sizeof *out);
-        *sum = 0;
-        return bad;
-    }
+// How the numbers of a group become integers.
+struct Rounding {
+    float raise, inverse;  // what they are multiplied by, one after the other
+    float step;            // of the integers; NaN if an input is not finite
+    bool none;             // all become 0
+};
+
+ALWAYS_INLINE float largest_lane(Float x) {
+    float each[lanes];
+    Isa::store(each, x);
+    for (int half = lanes / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) each[l] = each[l] > each[l + half] ? each[l] : each[l + half];
+    return each[0];
+}
+
+// For integers of at most `limit`.
+ALWAYS_INLINE Rounding rounding_of(const float* x, int n, float limit) {
+    Float top = Isa::zero(), poison[2] = {Isa::zero(), Isa::zero()};
+    for (int i = 0; i < n; i += 2 * lanes)
+        for (int k = 0; k < 2 && i + k * lanes < n; k++) {
+            const Float v = Isa::load(x + i + k * lanes);
+            top = Isa::max(top, Isa::max(v, Isa::sub(Isa::zero(), v)));
+            poison[k] = Isa::fmadd(v, Isa::zero(), poison[k]);  // NaN if v is not finite
+        }
+    const float highest = largest_lane(top), bad = Isa::sum(Isa::add(poison[0], poison[1]));
+    if (bad != 0 || highest == 0) return {1, 0, bad, true};
     // So small that the inverse would be infinite? Raised first, which loses nothing.
     const float raise = highest < 0x1p-100F ? 0x1p100F : 1.0F;
-    const Float raised = Isa::splat(raise), inverse = Isa::splat(limit / (highest * raise));
-    for (int i = 0; i < n; i += lanes) {
-        const Float whole = Isa::round(Isa::mul(Isa::mul(Isa::load(x + i), raised), inverse));
-        total = Isa::add(total, whole);
-        With<P>::store_words(out + i, whole);
-    }
-    *sum = Isa::sum(total);
-    return highest / limit;
+    return {raise, limit / (highest * raise), highest / limit, false};
+}
+
+// Rounds a group. Returns the sum of the integers, which float32 holds exactly, in whatever order.
+template <Precision P>
+ALWAYS_INLINE float round_group(const float* x, int n, const Rounding& r, int16_t* out) {
+    if (r.none) return memset(out, 0, static_cast<size_t>(n) * sizeof *out), 0.0F;
+    const Float raise = Isa::splat(r.raise), inverse = Isa::splat(r.inverse);
+    Float total[2] = {Isa::zero(), Isa::zero()};
+    for (int i = 0; i < n; i += 2 * lanes)
+        for (int k = 0; k < 2 && i + k * lanes < n; k++) {
+            const Float whole = Isa::round(Isa::mul(Isa::mul(Isa::load(x + i + k * lanes), raise), inverse));
+            total[k] = Isa::add(total[k], whole);
+            With<P>::store_words(out + i + k * lanes, whole);
+        }
+    return Isa::sum(Isa::add(total[0], total[1]));
 }
 
 // A block of one row, values at i in column order, to where the kernels look for it.
@@ -121,15 +135,24 @@ inline void pack_floats(const float* x, int left, int group, unsigned char* out,
 }
 
 template <Precision P>
-inline void pack_integers(const float* x, int left, int group, unsigned char* out, float* sums, float* steps) {
-    int16_t whole[block_codes] = {};
+ALWAYS_INLINE void pack_integers(const float* x, int left, int group, const Rounding* roundings, unsigned char* out, float* sums,
+                                 float* steps) {
+    int16_t whole[block_codes];
+    if (left < block_codes) memset(whole, 0, sizeof whole);
     for (int g = 0; g * group < left; g++) {
-        float sum;
-        const float step = round_group<P>(x + g * group, group, whole + g * group, &sum);
+        const float step = roundings[g].step, sum = round_group<P>(x + g * group, group, roundings[g], whole + g * group);
         for (int i = 0; i < 4; i++) sums[4 * g + i] = step * sum, steps[4 * g + i] = step;
     }
     if constexpr (P == Precision::int16) With<P>::scatter_words(whole, out);
     else scatter_bytes(whole, reinterpret_cast<int8_t*>(out));
+}
+
+// Calls f(column, columns, group, where the block goes) for the blocks of columns [from, to).
+template <Precision P, typename F>
+ALWAYS_INLINE void by_blocks(const Packing& packing, int from, int to, unsigned char* out, F f) {
+    for (int c = from; c < to; c += block_codes)
+        f(c, to - c < block_codes ? to - c : block_codes, c / packing.group,
+          out + static_cast<size_t>(c / block_codes) * block_bytes(P));
 }
 
 template <Precision P>
@@ -137,11 +160,23 @@ void pack_codes(const Packing& packing, const float* x, int cols, unsigned char*
     const PackedLayout layout = packed_layout(packing, cols);
     auto* sums = reinterpret_cast<float*>(out + layout.sums);
     auto* steps = reinterpret_cast<float*>(out + layout.steps);
-    for (int c = 0, b = 0; c < cols; c += block_codes, b++) {
-        const int left = cols - c < block_codes ? cols - c : block_codes, g = c / packing.group;
-        unsigned char* block = out + static_cast<size_t>(b) * block_bytes(P);
-        if constexpr (P >= Precision::int16) pack_integers<P>(x + c, left, packing.group, block, sums + 4 * g, steps + 4 * g);
-        else pack_floats<P>(x + c, left, packing.group, block, sums + g);
+    if constexpr (P < Precision::int16) {
+        by_blocks<P>(packing, 0, cols, out, [&](int c, int n, int g, unsigned char* block) {
+            pack_floats<P>(x + c, n, packing.group, block, sums + g);
+        });
+    } else {
+        // All roundings of some columns, then their numbers: each waits long for itself, and little for its neighbours.
+        constexpr int most = 16 * block_codes;
+        constexpr float limit = P == Precision::int16 ? 32767.0F : 127.0F;
+        Rounding roundings[most / 32];
+        for (int from = 0; from < cols; from += most) {
+            const int to = cols - from < most ? cols : from + most, first = from / packing.group;
+            for (int g = first; g * packing.group < to; g++)
+                roundings[g - first] = rounding_of(x + g * packing.group, packing.group, limit);
+            by_blocks<P>(packing, from, to, out, [&](int c, int n, int g, unsigned char* block) {
+                pack_integers<P>(x + c, n, packing.group, roundings + (g - first), block, sums + 4 * g, steps + 4 * g);
+            });
+        }
     }
 }
 
