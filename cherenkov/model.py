@@ -360,7 +360,7 @@ class Model:
             return self._tokenizer.encode(prompt, special=True)
         if system is not None and not isinstance(system, str):
             raise RequestError(
-                f"system: must be text, not a {type(system).__name__}", param="system"
+                f"system: must be text; it is of type {type(system).__name__}", param="system"
             )
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
