@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import queue
+import re
 import threading
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -23,6 +24,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NO_MEMORY = ("unable to allocate", "out of memory", "memory allocation", "insufficient memory")
+
+_OUR_KERNEL = re.compile(r"\w+\.metal:\d+")
+"""What a compiler's line about one of our kernels begins with."""
 
 
 class _Named(Protocol):
@@ -128,4 +132,6 @@ def _ours(backend: str, operation: str, error: Exception) -> BackendError | Capa
         return CapacityError(
             f"backend {backend}: {operation}: no device memory: {first}; choose a smaller pool or context"
         )
+    if _OUR_KERNEL.match(first):
+        first += "; backend mlx does without our kernels"
     return BackendError(backend, operation, first)

@@ -208,3 +208,11 @@ def test_the_engine_serves_from_mlx(glow_store):
             assert engine.metrics().failed == 0
     assert found == alone
     assert "Paris" in found[0]
+
+
+@pytest.mark.parametrize("asked", ["int8", "int16"])
+def test_a_precision_that_mlx_lacks_is_said(asked):
+    assert create("mlx", Options(precision=asked)).detail.endswith(
+        f"float32 products (MLX offers no {asked})"
+    )
+    assert create("mlx", Options()).detail.endswith("float32 products")

@@ -40,6 +40,15 @@ def test_its_example_compiles(name):
     assert check_with_clang(KERNELS[name], example(name), CLANG) == ""
 
 
+def test_types_of_an_example_follow_from_names():
+    kinds = dict(zip(KERNELS["affine_gemv"].inputs, example("affine_gemv").inputs, strict=True))
+    assert [kinds[name][0] for name in ("w", "s", "b", "x", "dims")] == [
+        *("uint32", "bfloat16", "bfloat16", "float32", "int32")
+    ]
+    step = dict(zip(KERNELS["delta_step"].inputs, example("delta_step").inputs, strict=True))
+    assert step["b"][0] == "float32"  # no bias: there is no `w`
+
+
 def test_compiling():
     shown = run("gated_inject", "--check", "--json")
     found = json.loads(shown.stdout)["gated_inject"]
