@@ -39,12 +39,13 @@ S = TypeVar("S", bound=_Named)
 class _Job:
     """A call, and what became of it."""
 
-    __slots__ = ("call", "done", "error", "result")
+    __slots__ = ("call", "done", "error", "has_ended", "result")
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.call = call
         self.done = threading.Lock()
         self.done.acquire()
+        self.has_ended = False
         self.error: BaseException | None = None
         self.result: Any = None
 
@@ -61,7 +62,8 @@ class Owner:
     def call(self, function: Callable[[], T]) -> T:
         """Carry out a call there and wait for it; from that thread itself, at once.
 
-        Ctrl-C is heard when the call has ended: half a call would leave a sequence's memory torn.
+        Ctrl-C, and whatever else a signal raises, is heard when the call has ended: whoever went on before would find a
+        sequence's memory torn.
 
         Raises:
             BackendError: in a child of `os.fork()`, where neither the thread nor the GPU is.
@@ -74,11 +76,10 @@ class Owner:
         job = _Job(function)
         self._jobs.put(job)
         interruption: BaseException | None = None
-        while True:
+        while not job.has_ended:  # a signal may be heard when the lock has just been taken
             try:
                 job.done.acquire()
-                break
-            except KeyboardInterrupt as error:
+            except BaseException as error:  # noqa: BLE001 - raised again below
                 interruption = error
         if job.error is not None:
             raise job.error
@@ -102,6 +103,7 @@ class Owner:
                 job.result = job.call()
             except BaseException as error:  # noqa: BLE001 - raised again where the call came from
                 job.error = error
+            job.has_ended = True
             job.done.release()
             del job
 
