@@ -91,7 +91,7 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
         inside.answer({"source": template._source})
         values = json.loads(json.dumps({"documents": None, "tools": None, "messages": MESSAGES}))
         own = {**template._tokens, "add_generation_prompt": True, "enable_thinking": False}
-        request = {"own": own, "cut": "\ufdd0", "values": values}
+        request = {"own": own, "cut": 0xFDD0, "values": values}
         assert inside.answer(request)["text"] == template.render(MESSAGES).text
 
         def render() -> object:

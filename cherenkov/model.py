@@ -351,14 +351,16 @@ class Model:
             TemplateError: as `generate`.
         """
         if not isinstance(prompt, str):
-            raise RequestError(f"the prompt is a {type(prompt).__name__}, not text", param="prompt")
+            raise RequestError(
+                f"the prompt is of type {type(prompt).__name__}, not text", param="prompt"
+            )
         if not prompt:
             raise RequestError("the prompt is empty", param="prompt")
         if raw:
             return self._tokenizer.encode(prompt, special=True)
         if system is not None and not isinstance(system, str):
             raise RequestError(
-                f"system: must be text, not a {type(system).__name__}", param="system"
+                f"system: must be text; it is of type {type(system).__name__}", param="system"
             )
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
@@ -388,7 +390,7 @@ class Model:
             RequestError: if the text has fewer than two tokens, or does not fit the context.
         """
         if not isinstance(text, str):
-            raise RequestError(f"the text is a {type(text).__name__}, not text", param="text")
+            raise RequestError(f"the text is of type {type(text).__name__}, not text", param="text")
         ids = self._tokenizer.encode(text)
         if len(ids) < 2:
             raise RequestError("perplexity needs a text of at least two tokens", param="text")

@@ -13,6 +13,8 @@ __all__ = ["check_real", "check_whole", "checked_biases", "is_real", "is_whole",
 
 _UNWRITABLE = 10**4000
 """Python refuses to write out numbers that are not much longer."""
+_TOKENS = 1 << 32
+"""Ids of tokens, in any vocabulary, are smaller."""
 
 
 def is_real(value: object) -> bool:
@@ -90,6 +92,6 @@ def _pair(pair: object) -> tuple[int, Any]:
     token, bias = pair
     if isinstance(token, str) and token.isascii() and token.isdecimal() and len(token) < 10:
         token = int(token)
-    if not is_whole(token) or token < 0:
+    if not is_whole(token) or not 0 <= token < _TOKENS:
         raise refused("logit_bias", token, "a mapping from token id to bias")
     return int(token), bias

@@ -121,12 +121,12 @@ def _look_at_backends(found: Diagnosis, given: Mapping[str, Any]) -> None:
 
     for backend in available():
         # A backend says what it would use, such as an instruction set, only once it is made.
-        detail = _detail(create(backend.name)) if backend.usable else ""
-        found.backends.append({**asdict(backend), "detail": detail})
+        detail, memory = _tried(create(backend.name)) if backend.usable else ("", None)
+        found.backends.append({**asdict(backend), "detail": detail, "memory_bytes": memory})
     settings = load_settings(**given)
     options = Options(settings.threads, settings.precision, settings.isa)
     chosen = create(settings.backend, options)
-    name, detail = chosen.name, _detail(chosen)
+    name, (detail, _) = chosen.name, _tried(chosen)
     found.chosen_backend = f"{name} ({detail})" if detail else name
 
 
@@ -162,10 +162,10 @@ def _look_at_kernels(found: Diagnosis, _given: Mapping[str, Any]) -> None:
     }
 
 
-def _detail(backend: Backend[Any, Any]) -> str:
-    """What a backend chose; it is not needed for more."""
+def _tried(backend: Backend[Any, Any]) -> tuple[str, int | None]:
+    """What a backend chose, and the memory of its device if it has one; it is not needed for more."""
     try:
-        return backend.detail
+        return backend.detail, backend.working_set_bytes
     finally:
         backend.close()
 

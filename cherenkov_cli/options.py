@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cherenkov.errors import DiskError, RequestError
+from cherenkov_cli.completion import files, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = [
+    "BACKENDS",
+    "ISAS",
+    "PRECISIONS",
     "engine_options",
     "load_settings_of",
     "read_tools",
@@ -23,19 +27,43 @@ __all__ = [
 ]
 
 _TOOLS_LIMIT_BYTES = 16 << 20
+BACKENDS = ("auto", "native", "mlx", "metal", "cuda", "reference")
+PRECISIONS = ("float32", "bf16", "int16", "int8")
+ISAS = ("avx512_bf16", "avx512_vnni", "avx2", "portable")
+GUESSERS = ("auto", "mtp", "ngram", "off")
 
 _ENGINE = (
     click.option("--max-ctx", type=int, metavar="TOKENS", help="Longest prompt and answer."),
-    click.option("--backend", metavar="NAME", help="auto, native, mlx, metal, cuda or reference."),
+    click.option(
+        "--backend",
+        metavar="NAME",
+        shell_complete=names(*BACKENDS),
+        help="auto, native, mlx, metal, cuda or reference.",
+    ),
     click.option("--threads", type=int, metavar="N", help="Compute threads; 0 is one a core."),
     click.option("--pool-gb", metavar="GB", help="Memory for experts: a size, adaptive or max."),
     click.option("--experts", type=int, metavar="BITS", help="3 or 2: experts that prepare made."),
     click.option("--miss-experts", type=int, metavar="BITS", help="Read misses in 3 or 2 bits."),
     click.option("--cut-weak", type=float, metavar="W", help="Skip misses of less weight than W."),
-    click.option("--precision", metavar="NAME", help="Of activations: float32, bf16, int16, int8."),
-    click.option("--cpu-isa", metavar="NAME", help="avx512_bf16, avx512_vnni, avx2 or portable."),
+    click.option(
+        "--precision",
+        metavar="NAME",
+        shell_complete=names(*PRECISIONS),
+        help="Of activations: float32, bf16, int16, int8.",
+    ),
+    click.option(
+        "--cpu-isa",
+        metavar="NAME",
+        shell_complete=names(*ISAS),
+        help="avx512_bf16, avx512_vnni, avx2 or portable.",
+    ),
     click.option("--drafts", type=int, metavar="N", help="Tokens to guess ahead, at most 3."),
-    click.option("--speculate", metavar="HOW", help="auto, mtp, ngram or off: who guesses."),
+    click.option(
+        "--speculate",
+        metavar="HOW",
+        shell_complete=names(*GUESSERS),
+        help="auto, mtp, ngram or off: who guesses.",
+    ),
     click.option("--quiet", "-q", is_flag=True, help="No timings, progress or notes."),
 )
 _SAMPLING = (
@@ -67,7 +95,12 @@ _SAMPLING = (
 )
 _STATS = (
     click.option("--stats", is_flag=True, help="Show what the experts did, on standard error."),
-    click.option("--stats-json", metavar="FILE", help="Write it to FILE; `plot stats` draws it."),
+    click.option(
+        "--stats-json",
+        metavar="FILE",
+        shell_complete=files,
+        help="Write it to FILE; `plot stats` draws it.",
+    ),
 )
 _SETTINGS = {
     "backend": "backend",

@@ -124,8 +124,8 @@ _TEMPLATES: dict[str, Template] = {
     "ple_gate": (("SG", 8),),
     "argmax": (("SG", 8), ("FIRST", True)),
 }
-_WORDS = {"w": "uint32", "gw": "uint32", "uw": "uint32", "pool": "uint32"}
-_NUMBERS = dict.fromkeys(("s", "b", "gs", "gb", "us", "ub"), "bfloat16")
+_MATRICES = ("w", "gw", "uw")
+"""Codes of affine matrices; `s` and `b` in place of `w` are their scales and biases."""
 _WHOLE = dict.fromkeys(
     ("dims", "tags", "slots", "rows", "place", "table", "chosen", "from"), "int32"
 )
@@ -133,14 +133,19 @@ _MADE_WHOLE = ("ids", "places", "index", "chosen", "token")
 
 
 def example(name: str) -> Signature:
-    """A kernel as the published model calls it for one row, so that its text can be shown and compiled."""
+    """A kernel as the published model calls it for one row, so that its text can be shown and compiled.
+
+    Types follow from names: float32, but for the names listed above this function.
+    """
     kernel, template = KERNELS[name], _TEMPLATES.get(name, ())
     types = dict(template)
-    kinds = _WORDS | _NUMBERS | _WHOLE
+    kinds = _WHOLE | {"pool": "uint32"}
+    for codes in _MATRICES:
+        if codes in kernel.inputs:
+            before = codes.removesuffix("w")
+            kinds |= {codes: "uint32", f"{before}s": "bfloat16", f"{before}b": "bfloat16"}
     if name in {"value_gemv", "block_keys", "qsa_scores", "qsa_attend"}:
         kinds |= dict.fromkeys(("w", "raw", "keys", "values"), str(types["T"]))
-    if name == "delta_step":
-        kinds["b"] = "float32"
     inputs = tuple((kinds.get(each, "float32"), (64,)) for each in kernel.inputs)
     outputs = tuple("int32" if each in _MADE_WHOLE else "float32" for each in kernel.outputs)
     return Signature(inputs, outputs, template)

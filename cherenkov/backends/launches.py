@@ -98,7 +98,7 @@ class MetalLauncher:
                 name=kernel.name,
                 input_names=list(kernel.inputs),
                 output_names=list(kernel.outputs),
-                source=kernel.body,
+                source=kernel.metal_source,
                 header=kernel.header,
             )
         return _call(self.made[kernel.name], launch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import queue
+import re
 import threading
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -24,6 +25,9 @@ T = TypeVar("T")
 
 _NO_MEMORY = ("unable to allocate", "out of memory", "memory allocation", "insufficient memory")
 
+_OUR_KERNEL = re.compile(r"\w+\.metal:\d+")
+"""What a compiler's line about one of our kernels begins with."""
+
 
 class _Named(Protocol):
     name: str
@@ -35,12 +39,13 @@ S = TypeVar("S", bound=_Named)
 class _Job:
     """A call, and what became of it."""
 
-    __slots__ = ("call", "done", "error", "result")
+    __slots__ = ("call", "done", "error", "has_ended", "result")
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.call = call
         self.done = threading.Lock()
         self.done.acquire()
+        self.has_ended = False
         self.error: BaseException | None = None
         self.result: Any = None
 
@@ -57,7 +62,8 @@ class Owner:
     def call(self, function: Callable[[], T]) -> T:
         """Carry out a call there and wait for it; from that thread itself, at once.
 
-        Ctrl-C is heard when the call has ended: half a call would leave a sequence's memory torn.
+        Ctrl-C, and whatever else a signal raises, is heard when the call has ended: whoever went on before would find a
+        sequence's memory torn.
 
         Raises:
             BackendError: in a child of `os.fork()`, where neither the thread nor the GPU is.
@@ -70,11 +76,10 @@ class Owner:
         job = _Job(function)
         self._jobs.put(job)
         interruption: BaseException | None = None
-        while True:
+        while not job.has_ended:  # a signal may be heard when the lock has just been taken
             try:
                 job.done.acquire()
-                break
-            except KeyboardInterrupt as error:
+            except BaseException as error:  # noqa: BLE001 - raised again below
                 interruption = error
         if job.error is not None:
             raise job.error
@@ -98,6 +103,7 @@ class Owner:
                 job.result = job.call()
             except BaseException as error:  # noqa: BLE001 - raised again where the call came from
                 job.error = error
+            job.has_ended = True
             job.done.release()
             del job
 
@@ -128,4 +134,6 @@ def _ours(backend: str, operation: str, error: Exception) -> BackendError | Capa
         return CapacityError(
             f"backend {backend}: {operation}: no device memory: {first}; choose a smaller pool or context"
         )
+    if _OUR_KERNEL.match(first):
+        first += "; backend mlx does without our kernels"
     return BackendError(backend, operation, first)

@@ -65,7 +65,9 @@ class Table(Backend[Matrix, Array]):
     def detail(self) -> str:
         kind = "float32" if self.exact else "bf16"
         device = self._device.removeprefix("Device(").removesuffix(")").split(",")[0].upper()
-        return f"MLX {metadata.version('mlx')} on the {device}, {kind} products"
+        text = f"MLX {metadata.version('mlx')} on the {device}, {kind} products"
+        asked = self.options.precision
+        return text if asked in {"", kind} else f"{text} (MLX offers no {asked})"
 
     @override
     def close(self) -> None:

@@ -99,7 +99,8 @@ def tool(*names: str) -> str | None:
 def first_error(text: str) -> str:
     """The line of a compiler's output that says what is wrong."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line), lines[0] if lines else "no output")
+    first = lines[0] if lines else "the compiler failed without a word"
+    return next((line for line in lines if "error" in line), first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,21 +212,25 @@ class Emulation:
         target = place / f"{kernel.name}-{_hash(text, *command, headers)}.so"
         if target.exists():
             return target
-        place.mkdir(parents=True, exist_ok=True)
-        command += ["-isystem", str(_headers(command, headers, place))]
-        with tempfile.TemporaryDirectory(dir=place) as scratch:
-            source, made = Path(scratch) / "kernel.cpp", Path(scratch) / "kernel.so"
-            source.write_text(text, encoding="ascii")
-            done = _run([*command, str(source), "-o", str(made)])
-            if done.returncode:
-                raise BackendError("emulation", kernel.name, first_error(done.stderr))
-            write_file(target, made.read_bytes())
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            command += ["-isystem", str(_headers(command, headers, place))]
+            with tempfile.TemporaryDirectory(dir=place) as scratch:
+                source = Path(scratch) / "kernel.cpp"
+                source.write_text(text, encoding="ascii")
+                write_file(target, _made([*command, str(source)], kernel.name))
+        except OSError as error:
+            raise BackendError("emulation", kernel.name, f"cannot be kept: {error}") from error
         return target
 
     def _library(self, kernel: Kernel, call: Signature) -> ctypes.CDLL:
         key = (kernel, call)
         if key not in self.built:
-            self.built[key] = ctypes.CDLL(str(self.build(kernel, call)))
+            path = self.build(kernel, call)
+            try:
+                self.built[key] = ctypes.CDLL(str(path))
+            except OSError as error:  # damaged, or made for another machine
+                raise BackendError("emulation", kernel.name, f"remove it: {error}") from error
         return self.built[key]
 
     def _buffers(
@@ -320,13 +325,21 @@ def _headers(command: list[str], text: str, place: Path) -> Path:
     for name in ("host.h", "shared.h"):
         write_file(made / name, include(name).encode("ascii"))
     if "clang" not in Path(command[0]).name:
-        with tempfile.TemporaryDirectory(dir=place) as scratch:
-            out = Path(scratch) / "host.h.gch"
-            done = _run([*command, "-x", "c++-header", str(made / "host.h"), "-o", str(out)])
-            if done.returncode:
-                raise BackendError("emulation", "host.h", first_error(done.stderr))
-            write_file(made / "host.h.gch", out.read_bytes())
+        compiled = _made([*command, "-x", "c++-header", str(made / "host.h")], "host.h")
+        write_file(made / "host.h.gch", compiled)
     return made
+
+
+def _made(command: list[str], what: str) -> bytes:
+    """What the emulator's compiler makes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "made"
+        done = _run([*command, "-o", str(out)])
+        if done.returncode:
+            raise BackendError("emulation", what, first_error(done.stderr))
+        if not out.exists():
+            raise BackendError("emulation", what, f"{command[0]} made nothing")
+        return out.read_bytes()
 
 
 def _hash(*parts: str) -> str:
@@ -379,6 +392,9 @@ def _given(call: Signature) -> str:
 
 
 def _run(command: list[str], given: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - compilers, by their own names
-        command, input=given, capture_output=True, text=True, check=False
-    )
+    try:
+        return subprocess.run(  # noqa: S603 - compilers, by their own names
+            command, input=given, capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:  # what has its name is no program
+        return subprocess.CompletedProcess(command, 126, "", f"error: {error}")

@@ -141,6 +141,11 @@ class Kernel:
             name += f"_{METAL_TYPES[kind]}{suffix if shape else 's'}"
         return name + "".join(f"_{METAL_TYPES[kind]}" for kind in call.outputs)
 
+    @property
+    def metal_source(self) -> str:
+        """The `source` of `mx.fast.metal_kernel`. Its compiler calls all texts `program_source`; so it names the kernel."""
+        return f'#line 1 "{self.name}.metal"\n{self.body}'
+
     def metal_text(self, call: Signature, body: str | None = None) -> str:
         """What MLX generates for Metal, byte for byte. `body` replaces the kernel's own."""
         name, arguments = self.metal_name(call), _arguments(call.template)
@@ -149,7 +154,7 @@ class Kernel:
             parameters = ", ".join(f"{_kind(value)} {key}" for key, value in call.template)
             text += f"template <{parameters}>\n"
         text += f"[[kernel]] void {name}(\n" + ",\n".join(self._metal_parameters(call))
-        text += ") {\n" + (self.body if body is None else body) + "\n}\n"
+        text += ") {\n" + (self.metal_source if body is None else body) + "\n}\n"
         if call.template:
             whole = f"{name}{arguments}"
             text += f'\ntemplate [[host_name("{name}")]] [[kernel]] decltype({whole}) {whole};\n'

@@ -119,7 +119,9 @@ def checked_system(text: object) -> str | None:
         RequestError: if it is no text.
     """
     if text is not None and not isinstance(text, str):
-        raise RequestError(f"system: must be text, not a {type(text).__name__}", param="system")
+        raise RequestError(
+            f"system: must be text; it is of type {type(text).__name__}", param="system"
+        )
     return text or None
 
 

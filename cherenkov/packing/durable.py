@@ -68,6 +68,8 @@ def write_file(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
     """
     if not path.name:
         raise DiskError(path, "write", errno.EISDIR)
+    if not _can_be(path):
+        raise DiskError(path, "write", errno.EINVAL, "no file can have this name")
     working = path.with_name(f".{path.name}.tmp")
     try:
         before = path.stat().st_mode if path.exists() else None
@@ -90,6 +92,14 @@ def write_file(path: Path, data: bytes | Iterable[bytes | memoryview]) -> None:
         flush_folder(path.parent)
     except OSError as error:
         raise DiskError.wrap(error, path, "write") from error
+
+
+def _can_be(path: Path) -> bool:
+    """A file can have this name: it holds no NUL, and no half of a surrogate pair."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def remove_abandoned(path: Path) -> None:

@@ -50,7 +50,10 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         UnsupportedParam: if a message holds anything but text.
     """
     if not isinstance(messages, list | tuple) or not messages:
-        raise _refused("messages", "must be a list of at least one message")
+        raise _refused(
+            "messages",
+            'must be a list of at least one message, such as {"role": "user", "content": "hello"}',
+        )
     if len(messages) > MAX_MESSAGES:
         raise _refused("messages", f"{len(messages)}, but at most {MAX_MESSAGES} are allowed")
     plain = [checked_message(f"messages[{i}]", message) for i, message in enumerate(messages)]

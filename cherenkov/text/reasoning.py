@@ -55,6 +55,7 @@ class ReasoningSplitter:
         """
         self._place = _Place.OPENED if opened else _Place.BEFORE
         self._held = ""
+        self._blanks: list[str] = []  # before what is held, apart: there may be no end of them
 
     @property
     def is_inside(self) -> bool:
@@ -80,17 +81,19 @@ class ReasoningSplitter:
 
     def flush(self) -> Part:
         """The stream is over: what was held back. Blanks at the end stay only where no marker touches them."""
-        rest, place = self._take(len(self._held)), self._place
+        rest, place = self._with_blanks(self._take(len(self._held))), self._place
         if place is _Place.INSIDE:
             return Part(reasoning=rest)
         return Part(content=rest if place in {_Place.BEFORE, _Place.CONTENT} else "")
 
     def _find_open(self) -> None:
-        bare = self._held.lstrip(BLANKS)
-        if bare.startswith(OPEN):
-            self._held = bare[len(OPEN) :]
+        self._hold_blanks()
+        if self._held.startswith(OPEN):
+            self._take(len(OPEN))
+            self._blanks.clear()
             self._place = _Place.OPENED
-        elif not OPEN.startswith(bare):
+        elif not OPEN.startswith(self._held):
+            self._held = self._with_blanks(self._held)
             self._place = _Place.CONTENT
 
     def _skip_blanks(self) -> None:
@@ -102,11 +105,25 @@ class ReasoningSplitter:
     def _think(self) -> str:
         end = self._held.find(CLOSE)
         if end < 0:
-            return self._take(held_from(self._held, CLOSE))
-        thought = self._take(end).rstrip(BLANKS)
+            text = self._take(held_from(self._held, CLOSE))
+            text = self._with_blanks(text) if text else ""
+            self._hold_blanks()
+            return text
+        thought = self._with_blanks(self._take(end)).rstrip(BLANKS)
         self._take(len(CLOSE))
         self._place = _Place.CLOSED
         return thought
+
+    def _hold_blanks(self) -> None:
+        bare = self._held.lstrip(BLANKS)
+        self._blanks.append(self._take(len(self._held) - len(bare)))
+
+    def _with_blanks(self, text: str) -> str:
+        """The blanks that were held back, and what follows them."""
+        if self._blanks:
+            text = "".join([*self._blanks, text])
+            self._blanks.clear()
+        return text
 
     def _take(self, count: int) -> str:
         taken, self._held = self._held[:count], self._held[count:]

@@ -14,7 +14,6 @@ spelt in markup tokens that templates look for.
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 from collections.abc import Mapping
@@ -41,7 +40,9 @@ CONFIG_LIMIT_BYTES = 16 << 20
 
 _VARIABLES = frozenset({"add_vision_id", "preserve_thinking", "reasoning_effort"})
 """What a request may set besides messages, tools and thinking."""
-_JSON = json.JSONEncoder(ensure_ascii=False)
+_JSON = json.JSONEncoder(ensure_ascii=False, check_circular=False)  # a circle is too deep
+_UNUSED = (range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+"""Noncharacters, and the private planes."""
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -199,8 +200,8 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError("messages: must be a list of at least one message", param="messages")
     for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise RequestError(f"message {i}: must be a mapping with a role", param="messages")
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RequestError(f"message {i}: must be a dict with a role", param="messages")
 
 
 def _as_json(values: Mapping[str, Any]) -> str:
@@ -213,13 +214,11 @@ def _as_json(values: Mapping[str, Any]) -> str:
 
 
 def _absent_character(text: str) -> str:
-    """A character that occurs nowhere in a text: a noncharacter, or one of the private planes."""
-    codes = itertools.chain(
-        range(0xFDD0, 0xFDF0), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)
-    )
-    for code in codes:
-        if chr(code) not in text:
-            return chr(code)
+    """A character that occurs nowhere in a text."""
+    for codes in _UNUSED:
+        for code in codes:
+            if chr(code) not in text:
+                return chr(code)
     raise RequestError("messages: they use every character there is", param="messages")
 
 

@@ -63,6 +63,7 @@ class TemplateProcess:
         self._limits = limits or Limits()
         self._process: subprocess.Popen[bytes] | None = None
         self._poll = select.poll()
+        self._outbox = -1
         self._end: weakref.finalize[..., Any] | None = None
 
     @property
@@ -83,7 +84,8 @@ class TemplateProcess:
         """
         if self._process is None or self._process.poll() is not None:
             self._start()
-        request = f'{{"own": {own}, "cut": "{cut}", "values": {values}}}'
+        # The character's code, since the character itself would make a wide string of one that is ASCII.
+        request = f'{{"own": {own}, "cut": {ord(cut)}, "values": {values}}}'
         return self._ask(request, self._limits.deadline_s)
 
     def close(self) -> None:
@@ -113,10 +115,13 @@ class TemplateProcess:
             raise TemplateError(f"cannot start the process for chat templates: {error}") from error
         self._process = process
         self._end = weakref.finalize(self, _end, process)
-        for pipe in (process.stdin, process.stdout):
-            os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._outbox, inbox = process.stdin.fileno(), process.stdout.fileno()
+        for pipe in (self._outbox, inbox):
+            os.set_blocking(pipe, False)
         self._poll = select.poll()
-        self._poll.register(process.stdout.fileno(), select.POLLIN)  # type: ignore[union-attr]
+        self._poll.register(inbox, select.POLLIN)
         try:
             self._ask(json.dumps(self._opening()), self._limits.start_s)
             self._ask(json.dumps({"source": self._source}), self._limits.deadline_s)
@@ -152,28 +157,24 @@ class TemplateProcess:
 
     def _exchange(self, request: bytes, deadline_s: float) -> bytearray:
         """Send a line and receive an answer. Neither side can block the other beyond the deadline."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        inbox, outbox = process.stdout.fileno(), process.stdin.fileno()
-        allowed = _Allowance(process.pid, deadline_s, self._limits.patience_s)
+        assert self._process is not None
+        allowed = _Allowance(self._process.pid, deadline_s, self._limits.patience_s)
         left = memoryview(request)
-        left = left[_write(outbox, left) :]  # mostly all of it
+        left = left[_write(self._outbox, left) :]  # mostly all of it
         if left:
-            self._poll.register(outbox, select.POLLOUT)
+            self._poll.register(self._outbox, select.POLLOUT)
         answer = bytearray()  # grows in place: a long one comes in hundreds of pieces
-        while not _is_whole(answer):
+        while not answer or not _is_whole(answer):
             ready = self._poll.poll(allowed.wait_s() * 1000)
             if not ready:
                 allowed.extend()
             for pipe, _ in ready:
-                if pipe == outbox:
-                    left = left[_write(outbox, left) :]
+                if pipe == self._outbox:
+                    left = left[_write(pipe, left) :]
                     if not left:
-                        self._poll.unregister(outbox)
+                        self._poll.unregister(pipe)
                     continue
-                chunk = os.read(inbox, _CHUNK_BYTES)
+                chunk = os.read(pipe, _CHUNK_BYTES)
                 if not chunk:
                     raise EOFError("it broke its limits of memory or time, or crashed")
                 answer += chunk

@@ -56,7 +56,9 @@ class Renderer:
         """Compile the template that the first request brings; render it with what the others bring."""
         try:
             if self._template is None:
-                self._template = self._environment.from_string(request["source"])
+                template = self._environment.from_string(request["source"])
+                template.globals = dict(template.globals)  # a chain of mappings is slow to copy
+                self._template = template
                 gc.freeze()  # what is here stays, and need not be looked through again
                 return {"text": ""}
             return {"text": self._render(self._template, request)}
@@ -64,14 +66,23 @@ class Renderer:
             return _failure(error)
 
     def _render(self, template: jinja2.Template, request: dict[str, Any]) -> str:
-        self._cut = request["cut"]
+        self._cut = chr(request["cut"])
         chunks: list[str] = []
         left = self._output_limit_chars
-        for chunk in template.generate(request["values"] | request["own"]):
-            left -= len(chunk)
-            if left < 0:
-                raise OverflowError(f"its output exceeds {self._output_limit_chars} characters")
-            chunks.append(chunk)
+        context = template.new_context(request["values"] | request["own"])
+        try:
+            for chunk in template.root_render_func(context):
+                left -= len(chunk)
+                if left < 0:
+                    break
+                chunks.append(chunk)
+        except Exception:  # noqa: BLE001 - which this raises again, with the template's lines
+            self._environment.handle_exception()
+        finally:
+            # Macros and the context hold each other. Apart, their memory serves the next render, and is in the cache.
+            context.vars.clear()
+        if left < 0:
+            raise OverflowError(f"its output exceeds {self._output_limit_chars} characters")
         return "".join(chunks)
 
     def _tojson(
@@ -126,7 +137,7 @@ def _generation() -> type[Extension]:
 def _sandbox() -> type[ImmutableSandboxedEnvironment]:  # noqa: C901 - three short methods
     from jinja2.runtime import Macro  # noqa: PLC0415
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
-    from jinja2.utils import missing  # noqa: PLC0415
+    from jinja2.utils import Namespace, missing  # noqa: PLC0415
 
     class Sandbox(ImmutableSandboxedEnvironment):
         """The sandbox, quicker at what templates do most: reading attributes, entries of dictionaries as such, and calls."""
@@ -144,10 +155,9 @@ def _sandbox() -> type[ImmutableSandboxedEnvironment]:  # noqa: C901 - three sho
 
         def getattr(self, obj: Any, attribute: str) -> Any:  # type: ignore[explicit-override]
             if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
-                try:
+                if attribute in obj:
                     return obj[attribute]
-                except KeyError:
-                    return self.undefined(obj=obj, name=attribute)
+                return self.undefined(obj=obj, name=attribute)
             if self.judged.get((type(obj), attribute)):  # and found safe
                 value = getattr(obj, attribute, None)
                 # Formatting is for the sandbox to wrap, and what is not there for it to look for elsewhere.
@@ -155,15 +165,22 @@ def _sandbox() -> type[ImmutableSandboxedEnvironment]:  # noqa: C901 - three sho
                     return value
             return super().getattr(obj, attribute)
 
-        def call(self, context: Context, obj: Any, /, *args: Any, **given: Any) -> Any:  # type: ignore[explicit-override]
-            # Macros and methods of strings are safe to call, and need none of the looks that other objects do.
+        def call(  # type: ignore[explicit-override]
+            self,
+            context: Context,
+            obj: Any,
+            /,
+            *args: Any,
+            _loop_vars: Any = None,
+            _block_vars: Any = None,
+            **given: Any,
+        ) -> Any:
+            # Macros, methods of strings and namespaces are safe to call, and need none of the looks that other objects do.
             is_macro = type(obj) is Macro
-            if not is_macro and (
-                type(obj) is not BuiltinMethodType or type(obj.__self__) is not str
-            ):
-                return super().call(context, obj, *args, **given)
-            given.pop("_loop_vars", None)
-            given.pop("_block_vars", None)
+            is_method = type(obj) is BuiltinMethodType and type(obj.__self__) is str
+            if not (is_macro or is_method or obj is Namespace):
+                scopes = {"_loop_vars": _loop_vars, "_block_vars": _block_vars}
+                return super().call(context, obj, *args, **given, **scopes)
             if is_macro:
                 short = obj._argument_count - len(args)
                 special = obj.caller or obj.catch_kwargs or obj.catch_varargs
@@ -254,10 +271,11 @@ def main() -> None:
     _send({"text": ""})
     read = json.JSONDecoder().raw_decode
     for line in sys.stdin.buffer:
-        # The kernel ends us if we are still busy then: even inside C code, even if the parent is gone.
+        # The kernel ends us if we are still busy then: even inside C code, even if the parent is gone. Waiting for the next
+        # line takes no processor time, so this is not undone: where a thread watches, it uses that up in an hour or so, and
+        # an idle process is ended, and replaced when it is needed.
         signal.setitimer(signal.ITIMER_PROF, start["deadline_s"])
         _send(renderer.answer(read(line.decode("utf-8", "surrogatepass"))[0]))
-        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 if __name__ == "__main__":

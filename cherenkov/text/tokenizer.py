@@ -109,7 +109,7 @@ class Tokenizer:
             RequestError: if the text is no valid Unicode (lone surrogates, as from undecodable arguments).
         """
         if not isinstance(text, str):
-            raise RequestError(f"the text is a {type(text).__name__}, not text", param="text")
+            raise RequestError(f"the text is of type {type(text).__name__}, not text", param="text")
         return self.encode_pieces([text] if special else self.controls.pieces(text))
 
     def encode_pieces(self, pieces: Iterable[str]) -> list[int]:

@@ -147,6 +147,7 @@ class ToolCallParser:
         self.calls = 0
         self._tools = tools
         self._pending = ""
+        self._blanks: list[str] = []  # before what is pending: a call's, if one follows, else text
         self._call = _Call()
         self._events: list[ToolEvent] = []
         # A state takes what it can from the pending text. It says whether to go on at once, or to wait for more.
@@ -172,7 +173,7 @@ class ToolCallParser:
         call, state = self._call, self._state
         closing = (_FUNCTION_END + _CLOSE).startswith(rest) or _CLOSE.startswith(rest)
         if state in {self._in_text, self._in_plain}:
-            self._show(rest)
+            self._show(self._with_blanks(rest))
         elif state in {self._after_calls, self._in_suffix}:
             self._drop(rest, "text after a call")
         elif state == self._after_function:
@@ -245,9 +246,12 @@ class ToolCallParser:
     def _in_text(self) -> bool:
         begin = self._pending.find(_OPEN)
         if begin < 0:
-            self._show(self._take(held_from(self._pending, _OPEN)))
+            text = self._take(held_from(self._pending, _OPEN))
+            if text:
+                self._show(self._with_blanks(text))
+            self._blanks.append(self._take_blanks())
             return False
-        text = self._take(begin)
+        text = self._with_blanks(self._take(begin))
         shown = text.rstrip(BLANKS)
         self._show(shown)
         self._begin(text[len(shown) :])
@@ -365,6 +369,13 @@ class ToolCallParser:
     def _take(self, count: int) -> str:
         taken, self._pending = self._pending[:count], self._pending[count:]
         return taken
+
+    def _with_blanks(self, text: str) -> str:
+        """The blanks that were held back, and what follows them."""
+        if self._blanks:
+            text = "".join([*self._blanks, text])
+            self._blanks.clear()
+        return text
 
     def _take_blanks(self) -> str:
         return self._take(len(self._pending) - len(self._pending.lstrip(BLANKS)))

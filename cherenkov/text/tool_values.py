@@ -92,8 +92,9 @@ def value_of(text: str, what: Declared) -> tuple[Any, bool]:
     """The value that a text stands for, and whether it is what was declared. If not, it is the text itself."""
     bare = text.strip()
     if what.members:
+        found = _json(bare)  # once: there may be thousands of members, and the text may be long
         for member in what.members:
-            if member in (bare, text) or _is(bare, member):
+            if member in (bare, text) or _is(found, member):
                 return member, True
         return text, False
     wanted = what.types or {"array", "object", "string"}
@@ -129,9 +130,8 @@ def _referred(reference: str, root: Mapping[str, Any]) -> object:
     return found
 
 
-def _is(text: str, member: Any) -> bool:
-    """Whether a text is the JSON of a member. `1` is neither `true` nor `1.0`."""
-    found = _json(text)
+def _is(found: Any, member: Any) -> bool:
+    """Whether what a text is the JSON of is a member. `1` is neither `true` nor `1.0`."""
     return type(found) is type(member) and bool(found == member)
 
 

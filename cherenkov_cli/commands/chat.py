@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from cherenkov.errors import Cancelled, CherenkovError, RequestError
+from cherenkov_cli.completion import files, models
 from cherenkov_cli.lines import Lines
 from cherenkov_cli.options import (
     engine_options,
@@ -59,12 +60,22 @@ A line that begins with two slashes is said with one. Ctrl-C ends an answer, whi
 
 
 @click.command("chat", short_help="Hold a conversation.")
-@click.argument("model")
+@click.argument("model", shell_complete=models)
 @click.option("--max-tokens", type=int, help="Longest answer. Default: until the context is full.")
 @click.option("--system", metavar="TEXT", help="System message.")
 @click.option("--think", is_flag=True, help="Let the model think before it answers.")
-@click.option("--tools", metavar="FILE", help="Functions to offer, as a JSON list of schemas.")
-@click.option("--load", metavar="FILE", help="Go on with what /save wrote, which settles the rest.")
+@click.option(
+    "--tools",
+    metavar="FILE",
+    shell_complete=files,
+    help="Functions to offer, as a JSON list of schemas.",
+)
+@click.option(
+    "--load",
+    metavar="FILE",
+    shell_complete=files,
+    help="Go on with what /save wrote, which settles the rest.",
+)
 @click.option(
     "--overflow",
     type=click.Choice(["trim", "error"]),

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cherenkov.units import format_bytes
-from cherenkov_cli.options import load_settings_of
+from cherenkov_cli.completion import names
+from cherenkov_cli.options import ISAS, PRECISIONS, load_settings_of
 from cherenkov_cli.show import complain, print_json, table
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ __all__ = ["command"]
 @click.command("doctor", short_help="Look at this machine, its backends and the settings.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option("--threads", type=int, metavar="N", help="As for run: 0 is one a core.")
-@click.option("--precision", metavar="NAME", help="As for run.")
-@click.option("--cpu-isa", metavar="NAME", help="As for run.")
+@click.option("--precision", metavar="NAME", shell_complete=names(*PRECISIONS), help="As for run.")
+@click.option("--cpu-isa", metavar="NAME", shell_complete=names(*ISAS), help="As for run.")
 def command(as_json: bool, **given: Any) -> int:
     """Show what this machine has and what the settings are. Exits with 1 if something stands in the way."""
     from cherenkov_cli.diagnosis import diagnose
@@ -53,7 +54,7 @@ def _report(found: Diagnosis) -> Iterator[str]:
         yield "backends"
         yield table(
             [
-                (b["name"], "works" if b["usable"] else "not here", b["detail"] or b["reason"])
+                (b["name"], "works" if b["usable"] else "not here", _backend(b))
                 for b in found.backends
             ]
         )
@@ -71,6 +72,12 @@ def _report(found: Diagnosis) -> Iterator[str]:
     if found.settings:
         yield "settings"
         yield table([(s["key"], _written(s["value"]), f"({s['source']})") for s in found.settings])
+
+
+def _backend(backend: dict[str, Any]) -> str:
+    text = str(backend["detail"] or backend["reason"])
+    memory = backend["memory_bytes"]
+    return text if memory is None else f"{text}, may use {format_bytes(memory)}"
 
 
 def _memory(found: Diagnosis) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cherenkov.units import format_bytes
+from cherenkov_cli.completion import folders
 from cherenkov_cli.show import one_line, print_json, table
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ __all__ = ["command"]
 
 
 @click.command("inspect", short_help="Describe a checkpoint or store.")
-@click.argument("path")
+@click.argument("path", shell_complete=folders)
 @click.option("--bits", type=int, help="Width that preparing would take. Default: as `prepare`.")
 @click.option("--pool-gb", metavar="GB", help="Plan with this pool: a size, adaptive or max.")
 @click.option("--max-ctx", type=int, metavar="TOKENS", help="Plan for this context.")

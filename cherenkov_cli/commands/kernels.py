@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cherenkov_cli.completion import names
 from cherenkov_cli.show import complain, print_json, say, table
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from cherenkov.backends.shaders import Kernel
 
 __all__ = ["command"]
@@ -18,8 +21,14 @@ _SENTENCE_END = re.compile(r"(?<=[^\s,])[.:] ")
 """Not the dot of a product or the colon of a slice, which stand free."""
 
 
+def _known(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    from cherenkov.backends.kernel_catalogue import KERNELS
+
+    return names(*KERNELS)(ctx, param, begun)
+
+
 @click.command("kernels", short_help="List the GPU kernels, show or compile them.")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=_known)
 @click.option("--cuda", is_flag=True, help="Show the text for CUDA, not for Metal.")
 @click.option("--check", is_flag=True, help="Compile with what is here, without a GPU.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from cherenkov.errors import RequestError
+from cherenkov_cli.completion import files
 from cherenkov_cli.statistics import check_target
 
 __all__ = ["command"]
@@ -20,8 +21,14 @@ def command() -> None:
 
 
 @command.command("stats", short_help="Expert use by layer, hit rate and bytes over time.")
-@click.argument("file")
-@click.option("--output", "-o", metavar="PICTURE", help="x.svg or x.png. Default: FILE with .png.")
+@click.argument("file", shell_complete=files)
+@click.option(
+    "--output",
+    "-o",
+    metavar="PICTURE",
+    shell_complete=files,
+    help="x.svg or x.png. Default: FILE with .png.",
+)
 def stats(file: str, output: str | None) -> None:
     """Draw FILE, which `run --stats-json FILE` or `chat --stats-json FILE` wrote.
 

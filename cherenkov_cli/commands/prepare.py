@@ -5,14 +5,17 @@ from __future__ import annotations
 import click
 
 from cherenkov.errors import ConfigError
+from cherenkov_cli.completion import folders
 from cherenkov_cli.show import Reporter
 
 __all__ = ["command"]
 
 
 @click.command("prepare", short_help="Make a store of a checkpoint.")
-@click.argument("source")
-@click.option("--output", "-o", metavar="DIR", help="The store's folder, a new one.")
+@click.argument("source", shell_complete=folders)
+@click.option(
+    "--output", "-o", metavar="DIR", shell_complete=folders, help="The store's folder, a new one."
+)
 @click.option(
     "--bits",
     type=int,

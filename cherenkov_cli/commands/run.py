@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cherenkov.errors import RequestError
+from cherenkov_cli.completion import files, models
 from cherenkov_cli.options import (
     engine_options,
     load_settings_of,
@@ -80,14 +81,19 @@ class _Options:
 
 
 @click.command("run", short_help="Answer a prompt.")
-@click.argument("model")
+@click.argument("model", shell_complete=models)
 @click.argument("prompt")
 @click.option("--max-tokens", type=int, default=64, show_default=True, help="Longest answer.")
 @click.option("--system", metavar="TEXT", help="System message.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without chat template.")
 @click.option("--think", is_flag=True, help="Let the model think before it answers.")
 @click.option("--no-eos", is_flag=True, help="Go on to --max-tokens, whatever the model says.")
-@click.option("--tools", metavar="FILE", help="Functions to offer, as a JSON list of schemas.")
+@click.option(
+    "--tools",
+    metavar="FILE",
+    shell_complete=files,
+    help="Functions to offer, as a JSON list of schemas.",
+)
 @click.option("--json", is_flag=True, help="Print the answer as one JSON object, on one line.")
 @click.option("--repeat", type=click.IntRange(1), default=1, metavar="N", help="Answer N times.")
 @click.option("--check", is_flag=True, help="Compare with the reference backend, layer by layer.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cherenkov.errors import CherenkovError
+from cherenkov_cli.completion import files, folders, models
 from cherenkov_cli.options import engine_options, load_settings_of
 from cherenkov_cli.show import Reporter, one_line, say
 
@@ -48,13 +49,23 @@ _OF_THE_LIBRARY = ("backend", "threads", "precision", "cpu_isa")
 
 
 @click.command("serve", short_help="Answer OpenAI's clients over HTTP.")
-@click.argument("model", required=False)
-@click.option("--config", metavar="FILE", help="Settings in TOML; see cherenkov.example.toml.")
+@click.argument("model", required=False, shell_complete=models)
+@click.option(
+    "--config",
+    metavar="FILE",
+    shell_complete=files,
+    help="Settings in TOML; see cherenkov.example.toml.",
+)
 @click.option("--print-config", is_flag=True, help="Show the settings and where they come from.")
 @click.option("--host", metavar="ADDRESS", help="Default: 127.0.0.1, this machine alone.")
 @click.option("--port", type=int, metavar="N", help="Default: 8080; 0 takes a free one.")
 @click.option("--served-name", metavar="NAME", help="What clients call the model.")
-@click.option("--api-key-file", metavar="FILE", help="Keys of those who may call, one a line.")
+@click.option(
+    "--api-key-file",
+    metavar="FILE",
+    shell_complete=files,
+    help="Keys of those who may call, one a line.",
+)
 @click.option("--no-auth", is_flag=True, help="Let anybody in, from other machines too.")
 @click.option("--cors-origin", multiple=True, metavar="ORIGIN", help="A web page that may call.")
 @click.option("--allowed-host", multiple=True, metavar="NAME", help="A name of this server.")
@@ -65,7 +76,12 @@ _OF_THE_LIBRARY = ("backend", "threads", "precision", "cpu_isa")
 @click.option("--max-tokens", type=int, metavar="N", help="Of an answer, unless a request says.")
 @click.option("--no-eos", is_flag=True, help="Go on to the most tokens, unless a request says.")
 @click.option("--prefix-cache-mb", type=int, metavar="MIB", help="Memory for what was read before.")
-@click.option("--prefix-cache-dir", metavar="DIR", help="Where it goes when that is full.")
+@click.option(
+    "--prefix-cache-dir",
+    metavar="DIR",
+    shell_complete=folders,
+    help="Where it goes when that is full.",
+)
 @click.option("--memory-gb", type=float, metavar="GB", help="Memory of the whole process.")
 @click.option("--log-json", is_flag=True, help="Log lines as JSON.")
 @click.option("--ctx", "max_ctx", type=int, metavar="TOKENS", help="The same as --max-ctx.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from cherenkov.units import format_bytes
+from cherenkov_cli.completion import folders
 from cherenkov_cli.show import Reporter, complain, one_line, say
 
 __all__ = ["command"]
@@ -13,7 +14,7 @@ _SHOWN = 20
 
 
 @click.command("verify", short_help="Check every byte of a store.")
-@click.argument("path", metavar="DIR")
+@click.argument("path", metavar="DIR", shell_complete=folders)
 @click.option("--quiet", "-q", is_flag=True, help="No progress or notes.")
 def command(path: str, quiet: bool) -> int:
     """Compare every byte of the store in DIR with its checksums, and name what differs."""

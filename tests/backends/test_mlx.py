@@ -1,6 +1,8 @@
 """The `mlx` backend against the reference, and what it promises about threads, waves and memory."""
 
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from tests.backends.table import Pair
 
 MLX = next(a for a in available() if a.name == "mlx")
 pytestmark = pytest.mark.skipif(not MLX.usable, reason=MLX.reason)
+if MLX.usable:
+    from cherenkov.backends.mlx_owner import OWNER
 
 GEOMETRIES = {
     "small": SMALL,
@@ -148,6 +152,57 @@ def test_any_thread_may_call(ops):
         np.testing.assert_array_equal(other, found[0])
 
 
+class Alarm(Exception):
+    """What a signal raises."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("raised", [Alarm, KeyboardInterrupt])
+def test_what_a_signal_raises_waits_for_the_call(raised):
+    """Else whoever was interrupted would tidy up what the owner is still writing to."""
+    begun, go_on, ended = threading.Event(), threading.Event(), []
+
+    def ring(_number, _frame):
+        go_on.set()
+        raise raised
+
+    def work():
+        begun.set()
+        go_on.wait(60)
+        time.sleep(0.05)  # by then whoever does not wait has gone on
+        ended.append(True)
+
+    def interrupt():
+        begun.wait(60)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        other = threading.Thread(target=interrupt)
+        other.start()
+        with pytest.raises(raised):
+            OWNER.call(work)
+        assert ended
+        other.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_that_is_heard_when_the_call_has_just_ended():
+    """It came to another thread, so that waiting was not interrupted; it must not wait once more."""
+
+    def ring(_number, _frame):
+        raise Alarm
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with pytest.raises(Alarm):
+            OWNER.call(lambda: signal.raise_signal(signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_the_pool_is_its_memory(ops):
     layers = Layers(ops, SMALL)
     pool = ops.pool(layers.records()[0], 3)
@@ -208,3 +263,11 @@ def test_the_engine_serves_from_mlx(glow_store):
             assert engine.metrics().failed == 0
     assert found == alone
     assert "Paris" in found[0]
+
+
+@pytest.mark.parametrize("asked", ["int8", "int16"])
+def test_a_precision_that_mlx_lacks_is_said(asked):
+    assert create("mlx", Options(precision=asked)).detail.endswith(
+        f"float32 products (MLX offers no {asked})"
+    )
+    assert create("mlx", Options()).detail.endswith("float32 products")

@@ -142,6 +142,7 @@ def test_the_instruction_set_can_be_forced(store, monkeypatch, capsys):
     fastest = instruction_sets()[0]
     assert run([*arguments, "--cpu-isa", fastest, "--max-tokens", "1"]) == 0
     assert f"native ({fastest}, 1 thread, " in capsys.readouterr().err
+    monkeypatch.setenv("CHERENKOV_BACKEND", "native")  # where there is a GPU, it would be taken
     assert run(["doctor"]) == 0
     assert "taken: native (portable, " in capsys.readouterr().out
 

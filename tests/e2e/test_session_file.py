@@ -276,6 +276,15 @@ def test_what_names_no_file(session, model, path):
         assert refused.value.param == "path"
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_a_name_that_no_file_can_have(session, model, tmp_path, name):
+    with pytest.raises(DiskError, match="no file can have this name"):
+        session.save(f"{tmp_path}/{name}")
+    with pytest.raises(CorruptModel, match="no file can have this name"):
+        model.load_session(f"{tmp_path}/{name}")
+    assert not list(tmp_path.iterdir())
+
+
 def test_settings_of_numpy_can_be_saved(model, tmp_path):
     import numpy as np
 

@@ -27,7 +27,7 @@ def printed(kernel, launch, tmp_path):
         name=kernel.name,
         input_names=list(kernel.inputs),
         output_names=list(kernel.outputs),
-        source=kernel.body,
+        source=kernel.metal_source,
         header=kernel.header,
     )
     template = [(k, getattr(mx, v) if isinstance(v, str) else v) for k, v in launch.template]
@@ -111,6 +111,29 @@ def test_names_of_cuda_texts_hold_the_template():
     name = launch.kernel.cuda_name(launch.template)
     assert name == "_".join(["custom_kernel_affine_gemv", *(str(v) for _, v in launch.template)])
     assert f"__global__ void {name}(" in launch.kernel.cuda_text(launch.signature)
+
+
+def test_a_kernel_that_metal_does_not_compile_is_named():
+    from cherenkov.backends.mlx_owner import owned
+    from cherenkov.errors import BackendError
+
+    class Metal:
+        name = "metal"
+
+        @owned
+        def choose(self):
+            raise RuntimeError(  # MLX's first line, and what Metal says of a text that begins as ours do
+                "[metal::Device] Unable to build metal library from source\n"
+                "route.metal:4:26: error: use of undeclared identifier 'foo'\nout[i] = foo;\n"
+            )
+
+    assert KERNELS["route"].metal_source.startswith('#line 1 "route.metal"\n// Softmax')
+    with pytest.raises(BackendError) as caught:
+        Metal().choose()
+    assert str(caught.value) == (
+        "backend metal: choose: route.metal:4:26: error: use of undeclared identifier 'foo'; "
+        "backend mlx does without our kernels"
+    )
 
 
 def test_small_inputs_lie_in_constant_memory():

@@ -1,5 +1,8 @@
 """What the table's comparison does not reach: ties, every row's state, mixed widths, draws from a vocabulary."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -136,3 +139,13 @@ def test_matrix_units_multiply_as_exactly_as_float_and_each_row_by_itself(bits, 
         for row in range(4):
             (one,) = LAUNCH(tiles.product(mx.array(x[row : row + 1]), matrix, tiling=cut))
             np.testing.assert_array_equal(np.array(one)[0], np.array(whole)[row])
+
+
+def test_the_example_of_the_page(capsys):
+    page = (Path(__file__).parents[2] / "docs/kernels.md").read_text("utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    ours = example.replace("EmulationLauncher()", "EmulationLauncher(EMULATION)")
+    exec(compile(ours, "docs/kernels.md", "exec"), {"EMULATION": EMULATION})
+    out = capsys.readouterr().out
+    assert out.startswith(example.split("[]\n")[0].rsplit("# ", 1)[1])
+    assert "[[kernel]] void custom_kernel_scaled_sum_float_float_float_int32_t_float(" in out

@@ -375,6 +375,11 @@ def test_completion():
     assert complete("cherenkov c", 1) == {"chat"}
     assert {"run", "prepare", "doctor"} <= complete("cherenkov ", 1)
     assert {"--temperature", "--top-p", "--top-k"} <= complete("cherenkov run --t", 2)
+    assert complete("cherenkov chat de", 2) == {
+        "de",
+        "demo",
+    }  # what was begun: the shell looks for folders
+    assert complete("cherenkov run demo hi --backend m", 5) == {"metal", "mlx"}
     source = subprocess.run(
         MAIN,
         cwd=ROOT,
@@ -384,3 +389,56 @@ def test_completion():
         check=False,
     )
     assert "_CHERENKOV_COMPLETE=bash_complete" in source.stdout
+
+
+_NOT_COMPLETED = {  # no name, file or folder
+    *("prompt", "system", "logit_bias", "stop", "pool_gb", "max_ctx", "host", "served_name"),
+    *("cors_origin", "allowed_host", "experts", "lowbit"),
+}
+
+
+def _parameters(command):
+    for sub in getattr(command, "commands", {}).values():
+        yield from _parameters(sub)
+    yield from command.params
+
+
+def test_every_value_that_is_a_name_a_file_or_a_folder_is_completed():
+    from click import Context
+
+    from cherenkov_cli.main import _COMMANDS, cli
+
+    context, bare = Context(cli), set()
+    for command in (cli.get_command(context, name) for name in _COMMANDS):
+        for parameter in _parameters(command):
+            takes_text = parameter.type.name == "text" and not getattr(parameter, "is_flag", False)
+            if takes_text and not parameter.shell_complete(context, ""):
+                bare.add(parameter.name)
+    assert bare <= _NOT_COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "kinds"),
+    [
+        ("run", "tools", {"file"}),
+        ("run", "model", {"dir", "plain"}),
+        ("prepare", "output", {"dir"}),
+        ("verify", "path", {"dir"}),
+        ("kernels", "name", {"plain"}),
+    ],
+)
+def test_what_a_value_is_completed_with(command, name, kinds):
+    from click import Context
+
+    from cherenkov_cli.main import cli
+
+    context = Context(cli)
+    one = next(p for p in cli.get_command(context, command).params if p.name == name)
+    assert {item.type for item in one.shell_complete(context, "")} == kinds
+
+
+def test_names_that_are_completed_are_those_that_are_known():
+    from cherenkov.backends import available
+    from cherenkov_cli.options import BACKENDS
+
+    assert set(BACKENDS) == {"auto", *(each.name for each in available())}

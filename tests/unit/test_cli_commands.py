@@ -219,7 +219,7 @@ def test_doctor_for_programs(data_dir, capsys):
     assert found["version"] == __version__
     assert found["cores"] >= 1
     assert found["memory"]["available_bytes"] > 0
-    assert {"name", "usable", "reason", "detail"} == found["backends"][0].keys()
+    assert {"name", "usable", "reason", "detail", "memory_bytes"} == found["backends"][0].keys()
     kernels = found["native"]
     assert kernels["threads"] >= 1
     if next(one for one in found["backends"] if one["name"] == "native")["usable"]:
@@ -242,6 +242,15 @@ def test_doctor_for_programs(data_dir, capsys):
         "settings"
     ]
     assert found["problems"] == []
+
+
+def test_doctor_says_what_a_device_may_use(monkeypatch, capsys):
+    from cherenkov.backends.reference import Reference
+
+    monkeypatch.setattr(Reference, "working_set_bytes", 12_700_000_000)
+    assert run(["doctor"]) == 0
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("  reference "))
+    assert line.endswith("NumPy float32, may use 12.7 GB")
 
 
 def test_doctor_measures_with_the_threads_that_are_set(monkeypatch, capsys):

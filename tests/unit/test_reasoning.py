@@ -80,3 +80,22 @@ def test_nothing_is_held_that_is_certain():
 )
 def test_prompts_that_open_the_block(prompt, opened):
     assert opens_reasoning(prompt) is opened
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "reasoning", "content"),
+    [
+        ("hm", "</think>x", "hm", "x"),
+        ("hm", "so", "hm{}so", ""),
+        ("hm", "</thi", "hm{}</thi", ""),
+        ("", "</think>x", "", "x"),
+    ],
+)
+def test_blanks_without_end_are_held_apart(before, behind, reasoning, content):
+    """Each piece is looked at once: else this would take minutes."""
+    blanks = " \n\t" * 60_000
+    pieces = [before, *(blanks[i : i + 3] for i in range(0, len(blanks), 3)), behind]
+    found = split(pieces, opened=True)
+    assert found[:2] == (reasoning.format(blanks), content)
+    if not before:
+        assert split(["", *pieces[1:-1], "so"], opened=False)[1] == blanks + "so"

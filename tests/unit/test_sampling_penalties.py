@@ -183,6 +183,7 @@ def test_top_logprobs_are_checked():
         *[("frequency_penalty", v) for v in (-2.1, 2.1, math.inf, "0", None)],
         *[("repetition_penalty", v) for v in (0, -1, 5e-324, 10.1, math.nan, "1", None)],
         *[("logit_bias", v) for v in (5, "5", None, [5], {"x": 1}, {-1: 1}, {1.5: 1}, {True: 1})],
+        *[("logit_bias", {v: 1}) for v in (1 << 32, 1 << 64, 10**30)],  # ids that no array holds
         *[("logit_bias", {3: v}) for v in (101, -101, math.nan, "1", None)],
         ("logit_bias", dict.fromkeys(range(1025), 1.0)),
         ("logit_bias", {"9" * 5000: 1}),

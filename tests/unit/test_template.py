@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import re
 from pathlib import Path
@@ -160,6 +161,21 @@ def test_expressions_mean_what_they_mean_in_jinjas_own_sandbox():
         assert re.sub("0x[0-9a-f]+", "", found) == re.sub("0x[0-9a-f]+", "", expected)
 
 
+def test_a_render_leaves_nothing_behind():
+    """Macros and what they see hold each other; what waits for the collector is memory that the next render cannot use."""
+    renderer = Renderer(1000)
+    renderer.answer({"source": "{% macro f(a) %}{{ a }}{{ x }}{% endmacro %}{{ f(1) }}"})
+    gc.collect()
+    gc.disable()
+    try:
+        answer = renderer.answer({"values": {"x": "y"}, "own": {}, "cut": 0xFDD0})
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert answer == {"text": "1y"}
+
+
 def test_strftime_now():
     assert re.fullmatch(r"\d{4}-\d\d", rendered("{{ strftime_now('%Y-%m') }}"))
 
@@ -261,6 +277,13 @@ def test_deep_messages_are_refused(glow):
         content = [content]
     with pytest.raises(RequestError, match="cannot be written as JSON"):
         glow.render([{"role": "user", "content": content}])
+
+
+def test_circular_messages_are_refused(glow):
+    message: dict = {"role": "user"}
+    message["content"] = [message]
+    with pytest.raises(RequestError, match="cannot be written as JSON"):
+        glow.render([message])
 
 
 @pytest.mark.parametrize(

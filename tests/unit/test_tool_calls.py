@@ -330,3 +330,18 @@ def test_arguments_that_no_message_holds_are_text():
     text = f"<tool_call>\n<function=weather>\n{parts}</function>\n</tool_call>"
     parser = ToolCallParser(TOOLS)
     assert joined(parser.feed(text) + parser.flush()) == [Text(text, "too large arguments")]
+
+
+def test_blanks_without_end_are_held_apart():
+    """Each piece is looked at once: else this would take minutes."""
+    blanks = " \n\t" * 60_000
+    pieces = [blanks[i : i + 3] for i in range(0, len(blanks), 3)]
+    for before, behind, events in (
+        ("Well.", NOW, [Text("Well."), Dropped(blanks, "blanks"), ToolCall("now", {}, NOW)]),
+        ("", "so", [Text(blanks + "so")]),
+        ("Well.", "<tool_call", [Text("Well." + blanks + "<tool_call")]),
+        ("Well.", "", [Text("Well." + blanks)]),
+    ):
+        parser = ToolCallParser(TOOLS)
+        made = [e for piece in [before, *pieces, behind] for e in parser.feed(piece)]
+        assert joined(made + parser.flush()) == events

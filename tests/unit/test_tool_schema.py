@@ -238,6 +238,17 @@ def test_more_than_one_type_or_none(schema, text, expected):
     assert type(found) is type(expected)
 
 
+def test_a_text_is_parsed_once_for_all_members(monkeypatch):
+    from cherenkov.text import tool_values
+
+    parsed = []
+    parse = tool_values._json
+    monkeypatch.setattr(tool_values, "_json", lambda text: parsed.append(text) or parse(text))
+    text = "[" + "1, " * 20_000 + "1]"
+    assert value_of(text, Declared(members=(*range(9000), "x"))) == (text, False)
+    assert parsed == [text]
+
+
 def test_references_inside_the_schema_are_followed():
     root = {"$defs": {"n/a": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}}}
     assert value({"$ref": "#/$defs/n~1a"}, "3", root) == 3
