@@ -76,8 +76,13 @@ def _traffic(run: dict[str, Any]) -> str:
 
 
 def _glow(run: dict[str, Any]) -> str:
-    first, rate = median_of(run, "glow", "first_token"), median_of(run, "glow", "decode")
-    return f"Glow: first token of a cold process {_number(first)} s, decode {_number(rate)} tok/s"
+    first, rate, cold = (
+        _number(median_of(run, "glow", name)) for name in ("first_token", "decode", "first_decode")
+    )
+    return (
+        f"Glow: first token of a cold process {first} s, decode {rate} tok/s, {cold} in the answer before, "
+        "which finds no expert in memory"
+    )
 
 
 def _context(run: dict[str, Any]) -> str:
