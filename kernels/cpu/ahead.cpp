@@ -21,25 +21,16 @@ void Ahead::add(const Weights& w, int parts) {
     bytes_ += static_cast<size_t>(w.rows) * (w.codes_stride + 2 * w.scales_stride);
 }
 
-void Ahead::expect_after_pause(const std::vector<Weights>& matrices) {
-    begin();
-    for (const Weights& w : matrices) add(w);
-    end(bytes_, true);
-}
-
-void Ahead::end(size_t each, bool pause) {
+void Ahead::end() {
     matrices_there_.store(count_, relaxed);
     bytes_there_.store(bytes_, relaxed);
-    each_.store(each, relaxed);
-    pause_.store(pause, relaxed);
     list_.store(list_.load(relaxed) + 1, std::memory_order_release);
 }
 
 void Ahead::find(int thread, int threads, Place& place) const {
-    const int others = pause_.load(relaxed) ? 1 : 0;  // the caller has no share in a pause
+    size_t before = bytes_there_.load(relaxed) / static_cast<size_t>(threads) * static_cast<size_t>(thread);
     place.matrix = place.row = 0;
-    place.left = thread < others ? 0 : each_.load(relaxed) / static_cast<size_t>(others == 0 ? 1 : threads - 1);
-    size_t before = bytes_there_.load(relaxed) / static_cast<size_t>(threads - others) * static_cast<size_t>(thread - others);
+    place.left = share_bytes;
     for (const int there = matrices_there_.load(relaxed); place.matrix < there; place.matrix++) {
         const Matrix& m = matrices_[place.matrix];
         const size_t row_bytes = m.codes_stride.load(relaxed) + 2 * m.scales_stride.load(relaxed);

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <vector>
 
 #include "weights.h"
 
@@ -23,9 +22,6 @@ inline void prefetch(const void* from, size_t bytes) {
 //
 // One thread writes, others read meanwhile. A mixture of old and new only makes them ask for the wrong lines, which a
 // prefetch may do anywhere.
-//
-// Between two steps, while the caller samples and the token becomes text, the threads that only wait ask for what any step
-// begins with, many times what a cache of theirs holds: the cache that all share keeps it.
 class Ahead {
 public:
     // How far a thread has come.
@@ -47,16 +43,13 @@ public:
     void begin() { count_ = 0, bytes_ = 0; }
     // A matrix; of one with `parts`, rows n, n + rows / parts and so on are read together.
     void add(const Weights& w, int parts = 1);
-    void end() { end(share_bytes, false); }
-
-    // A list for a pause: the caller is elsewhere, and the others ask for all of it.
-    void expect_after_pause(const std::vector<Weights>& matrices);
+    void end();
 
     // Asks for one row, of each part, of what `thread` of `threads` will read. False if there is nothing left to ask for.
     bool ask(int thread, int threads, Place& place) const;
 
 private:
-    static constexpr int most = 32;
+    static constexpr int most = 16;
     static constexpr size_t share_bytes = size_t{96} << 10;  // of a thread: what its cache holds beside its work
 
     struct Matrix {
@@ -65,13 +58,11 @@ private:
         std::atomic<int> rows, parts;  // rows of each part
     };
 
-    void end(size_t each, bool pause);
     void find(int thread, int threads, Place& place) const;
 
     Matrix matrices_[most] = {};
     std::atomic<int> matrices_there_{0};
-    std::atomic<size_t> bytes_there_{0}, each_{0};  // of all matrices; that a thread may ask for
-    std::atomic<bool> pause_{false};
+    std::atomic<size_t> bytes_there_{0};
     alignas(64) std::atomic<uint32_t> list_{0};  // counts up
     int count_ = 0;                              // the writer's own
     size_t bytes_ = 0;

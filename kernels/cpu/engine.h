@@ -2,7 +2,6 @@
 #pragma once
 #include <array>
 #include <mutex>
-#include <vector>
 
 #include "kernels.h"
 #include "scratch.h"
@@ -20,8 +19,6 @@ struct Engine {
     Scratch scratch;
     // What the operation after this one reads first, if whoever runs both says so.
     std::array<const Weights*, 3> later{};
-    // What any step reads first; set by those that end with the last layer. Where these matrices lay, if they are gone.
-    std::vector<Weights> first;
     std::mutex turn;  // operations run one at a time, whichever thread asks
 };
 

@@ -218,7 +218,6 @@ void logits(Engine& e, const Head& w, const float* wide, const int32_t* chosen, 
     Inputs x(e, block, hidden, count, w.mixer.hidden);
     const Product product{&w.matrix, &x, out, static_cast<size_t>(w.matrix.rows)};
     multiply(e, &product, 1);
-    e.pool.ahead.expect_after_pause(e.first);
 }
 
 void argmax(Engine& e, const Head& w, const float* wide, const int32_t* chosen, int count, int32_t* out) {

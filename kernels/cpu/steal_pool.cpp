@@ -29,21 +29,16 @@ void relax() {
 
 }  // namespace
 
-// Calls ready() until it holds, or there is nothing ahead to ask for and the spin time is over; returns its last answer.
+// Calls ready() until it holds or the spin time is over, and asks for what lies ahead meanwhile; returns its last answer.
 template <typename F>
 bool StealPool::spin_until(int thread, Ahead::Place& place, F ready) const {
-    using Clock = std::chrono::steady_clock;
-    auto now = Clock::now(), end = now + spin_time;
+    const auto end = std::chrono::steady_clock::now() + spin_time;
     do {
-        bool asked = false;
         for (int i = 0; i < 32; i++) {
             if (ready()) return true;
-            if (ahead.ask(thread, threads_, place)) asked = true;
-            else relax();
+            if (!ahead.ask(thread, threads_, place)) relax();
         }
-        now = Clock::now();
-        if (asked) end = now + spin_time;
-    } while (now < end);
+    } while (std::chrono::steady_clock::now() < end);
     return ready();
 }
 

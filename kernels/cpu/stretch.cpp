@@ -21,30 +21,6 @@ struct Forget {
     ~Forget() { e.later = {}; }
 };
 
-constexpr size_t first_bytes = size_t{8} << 20;  // a cache that threads share should hold them beside other work
-constexpr size_t small_bytes = 4 * first_bytes;  // weights that stay in that cache from step to step
-
-// The matrices with which a step begins, whatever its tokens are.
-void set_first(std::vector<Weights>& first, const std::vector<Layer>& layers) {
-    size_t bytes = 0;
-    first.clear();
-    const auto add = [&](std::initializer_list<const Weights*> matrices) {
-        for (const Weights* w : matrices) {
-            bytes += static_cast<size_t>(w->rows) * w->row_bytes();
-            if (bytes <= first_bytes) first.push_back(*w);
-        }
-    };
-    for (const Layer& layer : layers) {
-        add({&layer.mixer_read->down, &layer.mixer_read->inject, &layer.mixer_read->up});
-        if (const DeltaNet* w = layer.delta) add({&w->qkv, &w->z, &w->a, &w->b, &w->out});
-        if (const SparseAttention* w = layer.attention) add({&w->q, &w->k, &w->v, &w->index, &w->o});
-        add({&layer.moe_read->down, &layer.moe_read->inject, &layer.moe_read->up, layer.gate});
-        add({&layer.shared->gate, &layer.shared->up, &layer.shared->down});
-        if (bytes > small_bytes) return;
-    }
-    first.clear();
-}
-
 }  // namespace
 
 void Stretch::mix(Engine& e, const Layer& layer, int index, const std::vector<Span<const Memory*>>& spans, float* wide,
@@ -102,7 +78,6 @@ int Stretch::run(Engine& e, const std::vector<Layer>& layers, int first, int las
         finish_mixture(e, m, wide);
         ids += pairs;
     }
-    if (static_cast<size_t>(last) == layers.size()) set_first(e.first, layers);
     return last - first;
 }
 
