@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Flow", "Gone"]
 
 _EMPTIED, _ASKED, _PREDICTED, _LANDED, _CANCELLED, _REQUIRED = range(6)
-_MOST_VICTIMS = 64
+_MOST_VICTIMS = 256
+"""More than a step needs as a rule: a layer that finds none left comes back to Python."""
 _COUNTED = ("predictions", "right_predictions", "predicted_asks", "useful_predictions", "joined")
 
 
@@ -81,7 +82,7 @@ class Flow:
             arrays = (slots.table, slots.record_in, slots.tags, slots.spared, slots.unasked)
             self._native, self._reads = _native.flow(reads, *arrays), reads
         most = min(_MOST_VICTIMS, len(slots.record_in) // 4)
-        victims = slots.next_victims(most, most // 4)
+        victims = slots.next_victims(most, most // 2)
         coming = [(c.record, c.slot, c.required, c.lower) for c in slots.awaiting.values()]
         foreseen = [(layer, list(records)) for layer, records in expected.items()]
         self._native.lend(victims.tolist(), coming, foreseen, ahead, most_ahead, lower)

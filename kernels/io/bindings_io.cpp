@@ -135,11 +135,11 @@ void bind_reads(nb::module_& m) {
         .def("cancel", &Reads::cancel)
         .def("landed", &Reads::landed, nb::arg("wait"))
         .def("close", &Reads::close);
-    m.def("xxh3_64", [](const Bytes& data) {
+    m.def("xxh3_64", [](const Bytes& data, bool portable) {
         if (data.shape(0) < shortest_checked) throw std::invalid_argument("shorter than 241 bytes");
         const nb::gil_scoped_release release;
-        return xxh3_64(data.data(), data.shape(0));
-    }, "The checksum of records, for tests.");
+        return (portable ? xxh3_64_portable : xxh3_64)(data.data(), data.shape(0));
+    }, nb::arg(), nb::arg("portable") = false, "The checksum of records, for tests.");
 }
 
 }  // namespace cherenkov::io

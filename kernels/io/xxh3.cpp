@@ -3,6 +3,10 @@
 #include <bit>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace cherenkov::io {
 
 namespace {
@@ -35,10 +39,42 @@ uint64_t word(const uint8_t* at) {
     return value;
 }
 
-void accumulate(uint64_t* sums, const uint8_t* data, const uint8_t* key) {
-    uint64_t words[lanes], keyed[lanes];
-    for (size_t i = 0; i < lanes; i++) words[i] = word(data + 8 * i), keyed[i] = words[i] ^ word(key + 8 * i);
-    for (size_t i = 0; i < lanes; i++) sums[i] += words[i ^ 1] + (keyed[i] & 0xFFFFFFFF) * (keyed[i] >> 32);
+// Adds `count` stripes to the sums; the key moves on by 8 bytes a stripe.
+using Accumulate = void (*)(uint64_t* sums, const uint8_t* data, size_t count, const uint8_t* key);
+
+void accumulate(uint64_t* sums, const uint8_t* data, size_t count, const uint8_t* key) {
+    for (size_t n = 0; n < count; n++, data += stripe, key += 8) {
+        uint64_t words[lanes], keyed[lanes];
+        for (size_t i = 0; i < lanes; i++) words[i] = word(data + 8 * i), keyed[i] = words[i] ^ word(key + 8 * i);
+        for (size_t i = 0; i < lanes; i++) sums[i] += words[i ^ 1] + (keyed[i] & 0xFFFFFFFF) * (keyed[i] >> 32);
+    }
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) inline __m256i load(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
+
+// The same; a compiler multiplies whole words, which takes three times as many products.
+__attribute__((target("avx2"))) void accumulate_avx2(uint64_t* sums, const uint8_t* data, size_t count, const uint8_t* key) {
+    constexpr size_t ahead = 2048;  // bytes; a record comes from memory
+    constexpr int swapped = 0x4E;   // words of a pair
+    __m256i total[2] = {load(sums), load(sums + 4)};
+    for (size_t n = 0; n < count; n++, data += stripe, key += 8) {
+        __builtin_prefetch(data + ahead);
+        for (size_t i = 0; i < 2; i++) {
+            const __m256i words = load(data + 32 * i), keyed = _mm256_xor_si256(words, load(key + 32 * i));
+            const __m256i product = _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32));
+            total[i] = _mm256_add_epi64(total[i], _mm256_add_epi64(_mm256_shuffle_epi32(words, swapped), product));
+        }
+    }
+    for (size_t i = 0; i < 2; i++) _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + 4 * i), total[i]);
+}
+#endif
+
+Accumulate fastest() {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) return accumulate_avx2;
+#endif
+    return accumulate;
 }
 
 void scramble(uint64_t* sums) {
@@ -51,19 +87,17 @@ uint64_t folded_product(uint64_t a, uint64_t b) {
     return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
-}  // namespace
-
-uint64_t xxh3_64(const uint8_t* data, size_t size) {
+uint64_t digest(const uint8_t* data, size_t size, Accumulate add) {
     uint64_t sums[lanes] = {prime32_3, prime64_1, prime64_2, prime64_3, prime64_4, prime32_2, prime64_5, prime32_1};
     constexpr size_t block = stripe * stripes_a_block;
     const size_t blocks = (size - 1) / block;
     for (size_t b = 0; b < blocks; b++) {
-        for (size_t i = 0; i < stripes_a_block; i++) accumulate(sums, data + b * block + i * stripe, secret + 8 * i);
+        add(sums, data + b * block, stripes_a_block, secret);
         scramble(sums);
     }
     const size_t stripes = (size - 1 - blocks * block) / stripe;
-    for (size_t i = 0; i < stripes; i++) accumulate(sums, data + blocks * block + i * stripe, secret + 8 * i);
-    accumulate(sums, data + size - stripe, secret + sizeof(secret) - stripe - 7);
+    add(sums, data + blocks * block, stripes, secret);
+    add(sums, data + size - stripe, 1, secret + sizeof(secret) - stripe - 7);
 
     uint64_t hash = static_cast<uint64_t>(size) * prime64_1;
     for (size_t i = 0; i < lanes; i += 2)
@@ -71,5 +105,14 @@ uint64_t xxh3_64(const uint8_t* data, size_t size) {
     hash = (hash ^ (hash >> 37)) * 0x165667919E3779F9;
     return hash ^ (hash >> 32);
 }
+
+}  // namespace
+
+uint64_t xxh3_64(const uint8_t* data, size_t size) {
+    static const Accumulate add = fastest();
+    return digest(data, size, add);
+}
+
+uint64_t xxh3_64_portable(const uint8_t* data, size_t size) { return digest(data, size, accumulate); }
 
 }  // namespace cherenkov::io

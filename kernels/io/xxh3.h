@@ -9,4 +9,7 @@ namespace cherenkov::io {
 // Of `size` bytes, seed 0. Shorter inputs than 241 bytes have other rules, which records never need.
 uint64_t xxh3_64(const uint8_t* data, size_t size);
 
+// The same, as processors without AVX2 do it.
+uint64_t xxh3_64_portable(const uint8_t* data, size_t size);
+
 }  // namespace cherenkov::io
