@@ -100,8 +100,8 @@ def parts(model):
         ("copy", 20),
         ("layer", 1),
         ("layer", 3),
-        ("layer", 8),
-        ("layer", 12),
+        ("layer", 6),
+        ("layer", 8),  # the last of the prompt; those of later steps may stay with the kernels
         ("forward", 1),
         ("forward", 2),
         ("forward", 4),
