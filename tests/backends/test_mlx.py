@@ -174,7 +174,8 @@ def test_what_a_signal_raises_waits_for_the_call(raised):
 
     def interrupt():
         begun.wait(60)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        while not go_on.wait(0.1):  # one that comes just before the wait begins is heard only after it
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, ring)
     try:
