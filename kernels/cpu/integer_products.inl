@@ -18,69 +18,47 @@ struct Quad {
     Float part[parts];
 };
 
-// A vector of sums for each of M inputs.
+// Sums of 8 codes times activations in each lane, from a block of one output, for M inputs.
 template <int M>
 struct Sums {
     Int of[M];
 };
 
-// The codes of a block of four outputs, unpacked: of each output, four vectors of words, or two of bytes.
-template <Precision P>
-struct Codes {
-    Int of[4][P == Precision::int16 ? 4 : 2];
-};
-
-template <int Bits, Precision P, bool Tail>
-ALWAYS_INLINE Codes<P> unpacked(const Strip<4>& strip, size_t b, int left) {
-    Codes<P> codes;
-    UNROLL(4)
-    for (int r = 0; r < 4; r++) {
-        const uint8_t* at = strip.codes[r] + b * (block_codes * Bits / 8);
-        if constexpr (P == Precision::int16) {
-            const Int v = With<P>::template words<Bits, Tail>(at, left);
+template <int Bits, Precision P, int M, bool Tail>
+ALWAYS_INLINE Sums<M> block_sums(const uint8_t* codes, const Inputs<M>& in, size_t b, int left) {
+    const auto input = [&](int m, int j) {
+        return With<P>::load_int(in.x[m] + b * block_bytes(P) + static_cast<size_t>(j) * 4 * lanes);
+    };
+    Sums<M> sum;
+    const uint8_t* at = codes + b * (block_codes * Bits / 8);
+    if constexpr (P == Precision::int16) {
+        const Int v = With<P>::template words<Bits, Tail>(at, left);
+        UNROLL(4)
+        for (int j = 0; j < 4; j++) {
+            const Int q = With<P>::template code_word<Bits>(v, j);
             UNROLL(4)
-            for (int j = 0; j < 4; j++) codes.of[r][j] = With<P>::template code_word<Bits>(v, j);
-        } else {
-            With<P>::template bytes<Bits, Tail>(at, left, codes.of[r][0], codes.of[r][1]);
+            for (int m = 0; m < M; m++)
+                sum.of[m] = j == 0 ? With<P>::dot_words(q, input(m, j)) : With<P>::dot_words(sum.of[m], q, input(m, j));
         }
+    } else {
+        Int even, odd;
+        With<P>::template bytes<Bits, Tail>(at, left, even, odd);
+        UNROLL(4)
+        for (int m = 0; m < M; m++) sum.of[m] = With<P>::dot_bytes(even, input(m, 0), odd, input(m, 1));
     }
-    return codes;
-}
-
-// Sums of codes times activations in each lane, of one output.
-template <Precision P>
-ALWAYS_INLINE Int dot(const Int (&codes)[4], const Int (&x)[4])
-    requires(P == Precision::int16)
-{
-    Int sum = With<P>::dot_words(codes[0], x[0]);
-    UNROLL(3)
-    for (int j = 1; j < 4; j++) sum = With<P>::dot_words(sum, codes[j], x[j]);
     return sum;
 }
 
-template <Precision P>
-ALWAYS_INLINE Int dot(const Int (&codes)[2], const Int (&x)[2])
-    requires(P == Precision::int8)
-{
-    return With<P>::dot_bytes(codes[0], x[0], codes[1], x[1]);
-}
-
 // The sums of a block of four outputs, reduced: for each input [groups of the block or parts of one][output].
-//
-// Input by input: so the activations and sums of one stay in registers while the codes, unpacked once, come from the
-// cache. All inputs at once would need more registers than there are.
 template <int Bits, Precision P, int M, bool Tail>
 ALWAYS_INLINE Sums<M> four_outputs(const Strip<4>& strip, const Inputs<M>& in, size_t b, int left) {
-    constexpr int vectors = P == Precision::int16 ? 4 : 2;
-    const Codes<P> codes = unpacked<Bits, P, Tail>(strip, b, left);
+    const Sums<M> s0 = block_sums<Bits, P, M, Tail>(strip.codes[0], in, b, left);
+    const Sums<M> s1 = block_sums<Bits, P, M, Tail>(strip.codes[1], in, b, left);
+    const Sums<M> s2 = block_sums<Bits, P, M, Tail>(strip.codes[2], in, b, left);
+    const Sums<M> s3 = block_sums<Bits, P, M, Tail>(strip.codes[3], in, b, left);
     Sums<M> out;
     UNROLL(4)
-    for (int m = 0; m < M; m++) {
-        Int x[vectors];
-        for (int j = 0; j < vectors; j++)
-            x[j] = With<P>::load_int(in.x[m] + b * block_bytes(P) + static_cast<size_t>(j) * 4 * lanes);
-        out.of[m] = Isa::reduce(dot<P>(codes.of[0], x), dot<P>(codes.of[1], x), dot<P>(codes.of[2], x), dot<P>(codes.of[3], x));
-    }
+    for (int m = 0; m < M; m++) out.of[m] = Isa::reduce(s0.of[m], s1.of[m], s2.of[m], s3.of[m]);
     return out;
 }
 
