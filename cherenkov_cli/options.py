@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKENDS",
+    "GUESSERS",
     "ISAS",
     "PRECISIONS",
     "engine_options",
@@ -32,13 +33,18 @@ PRECISIONS = ("float32", "bf16", "int16", "int8")
 ISAS = ("avx512_bf16", "avx512_vnni", "avx2", "portable")
 GUESSERS = ("auto", "mtp", "ngram", "off")
 
+
+def _either(known: tuple[str, ...]) -> str:
+    return f"{', '.join(known[:-1])} or {known[-1]}"
+
+
 _ENGINE = (
     click.option("--max-ctx", type=int, metavar="TOKENS", help="Longest prompt and answer."),
     click.option(
         "--backend",
         metavar="NAME",
         shell_complete=names(*BACKENDS),
-        help="auto, native, mlx, metal, cuda or reference.",
+        help=f"{_either(BACKENDS)}.",
     ),
     click.option("--threads", type=int, metavar="N", help="Compute threads; 0 is one a core."),
     click.option("--pool-gb", metavar="GB", help="Memory for experts: a size, adaptive or max."),
@@ -49,20 +55,20 @@ _ENGINE = (
         "--precision",
         metavar="NAME",
         shell_complete=names(*PRECISIONS),
-        help="Of activations: float32, bf16, int16, int8.",
+        help=f"Of activations: {', '.join(PRECISIONS)}.",
     ),
     click.option(
         "--cpu-isa",
         metavar="NAME",
         shell_complete=names(*ISAS),
-        help="avx512_bf16, avx512_vnni, avx2 or portable.",
+        help=f"{_either(ISAS)}.",
     ),
     click.option("--drafts", type=int, metavar="N", help="Tokens to guess ahead, at most 3."),
     click.option(
         "--speculate",
         metavar="HOW",
         shell_complete=names(*GUESSERS),
-        help="auto, mtp, ngram or off: who guesses.",
+        help=f"{_either(GUESSERS)}: who guesses.",
     ),
     click.option("--quiet", "-q", is_flag=True, help="No timings, progress or notes."),
 )
