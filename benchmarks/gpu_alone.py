@@ -52,6 +52,12 @@ extern "C" int run(void* const* host, const size_t* sizes, const int* written, i
 }
 """
 
+_PLANTED = {
+    "memcheck": "out[i == 63 ? 64 : i] = in[i];",
+    "racecheck": "__shared__ float s[64]; s[i] = in[i]; out[i] = s[63 - i];",
+}
+"""Faults that the sanitizer's tools must find, or else their silence about the kernels says nothing."""
+
 
 def dump(folder: Path) -> None:
     import mlx.core as mx
@@ -82,6 +88,16 @@ def dump(folder: Path) -> None:
         arrays |= {f"out{i}": array for i, array in enumerate(made)}
         np.savez_compressed(folder / f"{name}.npz", **arrays)
         listed[name] = {"kernel": kernel.name, "grid": launch.grid, "threads": launch.threads}
+    for tool, body in _PLANTED.items():
+        name, zeros = f"planted-{tool}", np.zeros(64, np.float32)
+        text = f"""namespace mlx::core::cu {{
+__global__ void planted(const float* in, float* out) {{ const int i = threadIdx.x; {body} }}
+}}
+"""
+        launcher = _LAUNCHER % ("planted", "(const float*)d[0], (float*)d[1]")
+        (folder / f"{name}.cu").write_text(_BEFORE + text + launcher)
+        np.savez_compressed(folder / f"{name}.npz", in0=zeros, out0=zeros)
+        listed[name] = {"kernel": "", "grid": (64, 1, 1), "threads": (64, 1, 1)}
     (folder / "cases.json").write_text(json.dumps(listed, indent=1))
 
 
@@ -97,9 +113,10 @@ def run(folder: Path, out: Path) -> None:
     with ThreadPoolExecutor(os.cpu_count() or 4) as pool:
         result["built"] = dict(pool.map(lambda name: _build(folder, name), cases))
     save()
-    good = [name for name in cases if result["built"][name]["rc"] == 0]
-    print(f"built {len(good)} of {len(cases)} in {time.time() - begun:.0f} s")
-    one = [sys.executable, __file__, "cases", str(folder), *good]
+    built = [name for name in cases if result["built"][name]["rc"] == 0]
+    print(f"built {len(built)} of {len(cases)} in {time.time() - begun:.0f} s")
+    start = [sys.executable, __file__, "cases", str(folder)]
+    one = start + [name for name in built if not name.startswith("planted-")]
     done = subprocess.run(one, capture_output=True, text=True, check=False, timeout=100)
     print(done.stderr[-500:])
     result["checked"] = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}
@@ -108,7 +125,11 @@ def run(folder: Path, out: Path) -> None:
     print(f"checked {len(result['checked'])}, wrong: {wrong or 'none'}")
     for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
         found = result["sanitizer"][tool] = _sanitized(tool, one)
-        print(tool, found["rc"], found["tail"][-1:])
+        print(tool, found["rc"], found["ran"], found["tail"][-1:])
+        if tool in _PLANTED:
+            planted = _sanitized(tool, [*start, f"planted-{tool}"])
+            result["sanitizer"][f"{tool}, a planted fault"] = planted
+            print(tool, "planted", planted["rc"], planted["tail"][-1:])
         save()
 
 
@@ -135,8 +156,15 @@ def _sanitized(tool: str, command: list[str]) -> dict[str, object]:
         done = subprocess.run(whole, capture_output=True, text=True, check=False, timeout=75)
     except (subprocess.TimeoutExpired, OSError) as error:
         return {"rc": None, "tail": [str(error)[:300]], "seconds": time.time() - begun}
-    tail = [line for line in done.stdout.splitlines() if line.startswith("=========")]
-    return {"rc": done.returncode, "tail": tail[-12:], "seconds": time.time() - begun}
+    lines = done.stdout.splitlines()
+    tail = [line for line in lines if line.startswith("=========")]
+    ran = [len(json.loads(line)) for line in lines if line.startswith("{")]
+    return {
+        "rc": done.returncode,
+        "ran": sum(ran),
+        "tail": tail[-12:],
+        "seconds": time.time() - begun,
+    }
 
 
 def check(folder: Path, names: list[str]) -> None:

@@ -134,12 +134,18 @@ class Model:
         settings = load_settings(**given)
         path = locate(selector, on_event, settings.data_dir)
         store = at_precision(PackedStore.open(path), settings.experts)
-        return cls._open(store, settings, Streaming.of(store, settings, on_event))
+        return cls._open(store, settings, Streaming.of(store, settings, on_event), on_event)
 
     @classmethod
-    def _open(cls, store: PackedStore, settings: Configuration, streaming: Streaming) -> Self:
+    def _open(
+        cls,
+        store: PackedStore,
+        settings: Configuration,
+        streaming: Streaming,
+        on_event: Listener,
+    ) -> Self:
         options = Options(settings.threads, settings.precision, settings.isa)
-        made = create(settings.backend, options)
+        made = create(settings.backend, options, on_event)
         try:
             plan = make_plan(
                 demand_of(store.config, store.manifest, made),

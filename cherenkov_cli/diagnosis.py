@@ -115,14 +115,17 @@ def _look_at_settings(found: Diagnosis, given: Mapping[str, Any]) -> None:
 
 
 def _look_at_backends(found: Diagnosis, given: Mapping[str, Any]) -> None:
-    from cherenkov.backends import available, create
+    from cherenkov.backends import available, create, doubt_of
     from cherenkov.backends.base import Options
     from cherenkov.config import load_settings
 
     for backend in available():
         # A backend says what it would use, such as an instruction set, only once it is made.
-        detail, memory = _tried(create(backend.name)) if backend.usable else ("", None)
-        found.backends.append({**asdict(backend), "detail": detail, "memory_bytes": memory})
+        made = create(backend.name) if backend.usable else None
+        doubt = doubt_of(made) if made else ""
+        detail, memory = _tried(made) if made else ("", None)
+        entry = {**asdict(backend), "doubt": doubt, "detail": detail, "memory_bytes": memory}
+        found.backends.append(entry)
     settings = load_settings(**given)
     options = Options(settings.threads, settings.precision, settings.isa)
     chosen = create(settings.backend, options)

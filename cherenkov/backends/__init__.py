@@ -1,4 +1,4 @@
-"""Compute backends, found by name. `auto` takes the fastest that works here.
+"""Compute backends, found by name. `auto` takes the fastest that works here: a GPU is tried first, on a known answer.
 
 To add one: a module with a class that implements `cherenkov.backends.base.Backend`, and a line in `_HOME`.
 """
@@ -11,9 +11,10 @@ from typing import Any
 
 from cherenkov.backends import mlx_probe
 from cherenkov.backends.base import Backend, Options
-from cherenkov.errors import BackendError, ConfigError
+from cherenkov.errors import BackendError, CherenkovError, ConfigError
+from cherenkov.events import Listener, Note, ignore
 
-__all__ = ["Availability", "available", "create"]
+__all__ = ["Availability", "available", "create", "doubt_of"]
 
 _HOME = {
     "metal": ("cherenkov.backends.metal", "Metal"),
@@ -23,6 +24,8 @@ _HOME = {
     "reference": ("cherenkov.backends.reference", "Reference"),
 }
 """In order of preference."""
+_DOUBTS: dict[str, str] = {}
+"""What trials found, once a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +42,15 @@ def available() -> list[Availability]:
     return [_probe(name) for name in _HOME]
 
 
-def create(name: str = "auto", options: Options | None = None) -> Backend[Any, Any]:
+def create(
+    name: str = "auto", options: Options | None = None, on_event: Listener = ignore
+) -> Backend[Any, Any]:
     """Make a backend.
 
     Args:
         name: one of the registry's names, or `auto`.
         options: threads, precision and instruction set.
+        on_event: told of backends that `auto` does not take although they start.
 
     Raises:
         ConfigError: if there is no backend of that name.
@@ -52,13 +58,37 @@ def create(name: str = "auto", options: Options | None = None) -> Backend[Any, A
     """
     options = options or Options()
     if name == "auto":
-        return _make(next(each for each in _HOME if _probe(each).usable), options)
+        return _first(options, on_event)
     if name not in _HOME:
         raise ConfigError("backend", name, f"choose auto, {', '.join(_HOME)}")
     probe = _probe(name)
     if not probe.usable:
         raise BackendError(name, "start", probe.reason)
     return _make(name, options)
+
+
+def doubt_of(backend: Backend[Any, Any]) -> str:
+    """Why `auto` does not take a backend that starts: what its trial found. Empty if it would."""
+    if backend.name not in _DOUBTS:
+        try:
+            found = backend.trial()
+        except CherenkovError as error:
+            found = str(error)
+        _DOUBTS[backend.name] = found
+    return _DOUBTS[backend.name]
+
+
+def _first(options: Options, on_event: Listener) -> Backend[Any, Any]:
+    for name in _HOME:
+        if not _probe(name).usable:
+            continue
+        made = _make(name, options)
+        doubt = doubt_of(made)
+        if not doubt:
+            return made
+        made.close()
+        on_event(Note(f"backend {name} is not taken: {doubt}", "warning"))
+    raise BackendError("auto", "start", "none works here")
 
 
 def _make(name: str, options: Options) -> Backend[Any, Any]:

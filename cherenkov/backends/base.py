@@ -150,6 +150,10 @@ class Backend(ABC, Generic[M, A]):
         """Memory that a device of its own has free for weights, states and pool; None if it is the machine's."""
         return None
 
+    def trial(self) -> str:
+        """What a device gets wrong when it is tried, so that `auto` does not take it; empty if nothing."""
+        return ""
+
     def close(self) -> None:
         """Release threads and memory. The backend is not used again."""
 

@@ -21,6 +21,7 @@ from cherenkov.backends import mlx_layers as layers
 from cherenkov.backends import product_calls as products
 from cherenkov.backends import tile_calls as tiles
 from cherenkov.backends.kernel_calls import Columns
+from cherenkov.backends.kernel_trial import tried
 from cherenkov.backends.mlx import Mlx
 from cherenkov.backends.mlx_back import EveryDelta, EveryPle
 from cherenkov.backends.mlx_experts import Gathering
@@ -77,6 +78,11 @@ class Fused(Mlx):
     def close(self) -> None:
         self._stacks.clear()
         super().close()
+
+    @owned
+    @override
+    def trial(self) -> str:
+        return tried(self._launch)
 
     # operations
 

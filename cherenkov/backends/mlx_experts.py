@@ -87,7 +87,7 @@ def rows_through(
 ) -> mx.array:
     """Rows of `x`, each through the expert in a slot, `[P, D]`; both known to the host."""
     records = Records.of(pool, layout)
-    if not exact and layout.bits < 16:
+    if not exact and layout.bits < 16 and _takes_views():
         chosen = x[mx.array(rows)][:, None]
         return _ffn(records, chosen, mx.array(slots), exact=False)[:, 0]
     distinct, local = np.unique(slots, return_inverse=True)
@@ -111,10 +111,15 @@ def feed_forward(pool: Pool, x: mx.array, slots: mx.array, *, exact: bool) -> mx
     records, (count, top) = Records.of(pool), (slots.shape[0], slots.shape[1])
     flat = slots.reshape(-1)
     chosen = mx.repeat(x, top, axis=0)[:, None]  # [P, 1, D]
-    if exact or pool.layout.bits >= 16:
+    if exact or pool.layout.bits >= 16 or not _takes_views():
         records = Records(*(_taken(m, flat) for m in (records.gate, records.up, records.down)))
         flat = mx.arange(count * top)
     return _ffn(records, chosen, flat, exact=exact).reshape(count, top, -1)
+
+
+def _takes_views() -> bool:
+    """`gather_qmm` multiplies by matrices that lie apart, as those in records do; on NVIDIA it refuses them."""
+    return not mx.cuda.is_available()
 
 
 def _ffn(records: Records, x: mx.array, index: mx.array, *, exact: bool) -> mx.array:

@@ -65,6 +65,8 @@ def times(x: mx.array, matrix: Matrix, *, exact: bool = True) -> mx.array:
     """
     if matrix.scales is None or matrix.biases is None:
         return x @ mx.swapaxes(matrix.codes.astype(mx.float32), -1, -2)
+    if matrix.group == matrix.shape[1]:  # MLX 0.32.4 gives noise for several rows on Hopper
+        return x @ mx.swapaxes(_values_of(matrix), -1, -2)
     kind = mx.float32 if exact else mx.bfloat16
     out: mx.array = mx.quantized_matmul(
         x.astype(kind),
@@ -139,6 +141,19 @@ def rows_of(matrix: Matrix, ids: mx.array) -> mx.array:
         group_size=matrix.group,
         bits=matrix.bits,
     ).astype(mx.float32)
+
+
+def _values_of(matrix: Matrix) -> mx.array:
+    """A matrix of codes in float32."""
+    assert matrix.scales is not None
+    assert matrix.biases is not None
+    return mx.dequantize(
+        matrix.codes,
+        matrix.scales.astype(mx.float32),
+        matrix.biases.astype(mx.float32),
+        group_size=matrix.group,
+        bits=matrix.bits,
+    )
 
 
 class Pool(ExpertPool):

@@ -52,12 +52,7 @@ def _report(found: Diagnosis) -> Iterator[str]:
     )
     if found.backends:
         yield "backends"
-        yield table(
-            [
-                (b["name"], "works" if b["usable"] else "not here", _backend(b))
-                for b in found.backends
-            ]
-        )
+        yield table([(b["name"], _state(b), _backend(b)) for b in found.backends])
     if found.chosen_backend:
         yield f"  taken: {found.chosen_backend}"
     if found.native:
@@ -74,8 +69,14 @@ def _report(found: Diagnosis) -> Iterator[str]:
         yield table([(s["key"], _written(s["value"]), f"({s['source']})") for s in found.settings])
 
 
+def _state(backend: dict[str, Any]) -> str:
+    if not backend["usable"]:
+        return "not here"
+    return "in doubt" if backend["doubt"] else "works"
+
+
 def _backend(backend: dict[str, Any]) -> str:
-    text = str(backend["detail"] or backend["reason"])
+    text = str(backend["doubt"] or backend["detail"] or backend["reason"])
     memory = backend["memory_bytes"]
     return text if memory is None else f"{text}, may use {format_bytes(memory)}"
 

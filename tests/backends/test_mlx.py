@@ -79,6 +79,51 @@ def test_bf16_products_are_near():
     assert "bf16" in ops.detail
 
 
+def test_rows_of_one_group_are_not_left_to_quantized_matmul(monkeypatch):
+    """On Hopper MLX gets those wrong; `quantized_matmul` is for the others."""
+    import mlx.core as mx
+
+    plain, seen = mx.quantized_matmul, []
+
+    def watched(x, codes, scales, *rest, **how):
+        seen.append(scales.shape[-1])
+        return plain(x, codes, scales, *rest, **how)
+
+    monkeypatch.setattr(mx, "quantized_matmul", watched)
+    for precision in ("float32", "bf16"):
+        pair = Pair(create("mlx", Options(precision=precision)), WIDE, tolerance=5e-2)
+        pair.residual(3)
+        pair.around()
+    assert seen
+    assert min(seen) > 1
+
+
+def test_experts_are_copied_where_views_are_refused(monkeypatch):
+    from cherenkov.backends import mlx_experts
+
+    layers = Layers(create("mlx", Options(precision="bf16")), WIDE)
+    ops, read, router, shared = layers.ops, layers.residual(), layers.router(), layers.shared()
+    layout, records = layers.records()
+    plain = mlx_experts.mx.gather_qmm
+
+    def contiguous(x, codes, *rest, **how):
+        stride, inside = OWNER.call(lambda: np.array(codes, copy=False).strides[0]), codes[0].nbytes
+        assert mlx_experts._takes_views() == (stride != inside)
+        return plain(x, codes, *rest, **how)
+
+    monkeypatch.setattr(mlx_experts.mx, "gather_qmm", contiguous)
+    for rows in (1, 3, 20):
+        values = np.random.default_rng(rows).normal(size=(rows, WIDE.streams * WIDE.hidden))
+        wide, found = ops.array(values.astype(np.float32)), []
+        for views in (True, False):
+            monkeypatch.setattr(mlx_experts, "_takes_views", lambda v=views: v)
+            choice = ops.choose(read, router, wide)
+            used = list(dict.fromkeys(choice.ids.ravel().tolist()))
+            arrivals = Arrivals(ops, layout, records, [used])
+            found.append(ops.host(ops.mixture(shared, wide, choice, arrivals)))
+        np.testing.assert_array_equal(*found)
+
+
 def test_waves_do_not_show(ops):
     """However experts arrive, the bits are the same."""
     layers = Layers(ops, WIDE)

@@ -19,6 +19,7 @@ from cherenkov.engine import (
     TurnRequest,
 )
 from cherenkov.errors import BackendError
+from tests.gpus import on
 
 LONG = "Tell me about the capital of France. " * 9
 CHATS = [
@@ -260,11 +261,18 @@ def test_drafts_go_on_in_company_and_after_a_hit(glow_store, tmp_path, mode):
         assert figures.prefix.loaded == len(texts)
 
 
-@pytest.mark.parametrize("count", [2, 20])
-def test_a_hit_on_mlx(glow_store, tmp_path, count):
+@pytest.fixture(params=["mlx", on("metal"), on("cuda")])
+def of_mlx(request):
+    """A backend of MLX's."""
     pytest.importorskip("mlx.core")
+    return request.param
+
+
+@pytest.mark.timeout(600)  # a GPU compiles first
+@pytest.mark.parametrize("count", [2, 20])
+def test_a_hit_on_mlx(glow_store, tmp_path, of_mlx, count):
     limits = Limits(prefix_cache_bytes=64 << 20, prefix_cache_dir=str(tmp_path))
-    options = {"backend": "mlx", "context_tokens": 64, "sequences": 2}
+    options = {"backend": of_mlx, "context_tokens": 64, "sequences": 2}
     request = CompletionRequest(list(range(50, 50 + count)), Settings().updated({"max_tokens": 3}))
     found = []
     for _ in range(2):  # the second engine reads what the first has written
@@ -275,14 +283,14 @@ def test_a_hit_on_mlx(glow_store, tmp_path, count):
     assert len({reply.text for reply in found}) == 1
 
 
-def test_drafts_in_company_on_mlx(glow_store, monkeypatch):
+@pytest.mark.timeout(600)
+def test_drafts_in_company_on_mlx(glow_store, monkeypatch, of_mlx):
     """Rows that were guessed wrong are taken back, not run again, and the text is what it is without guesses."""
-    pytest.importorskip("mlx.core")
     monkeypatch.delattr("cherenkov.lane.Lane._rerun")
     prompts = list(range(50, 56)) * 3, list(range(90, 95)) * 3
     wanted, settings = [], Settings().updated({"max_tokens": 8})
     for mode in ("off", "mtp"):
-        loading = {"backend": "mlx", "context_tokens": 64, "sequences": 2, "speculate": mode}
+        loading = {"backend": of_mlx, "context_tokens": 64, "sequences": 2, "speculate": mode}
         with Model.load(glow_store, **loading) as model, Engine(model) as engine:
             speculation = model.responder.loaded.speculation
             speculation.pace.fixed = 2

@@ -219,7 +219,14 @@ def test_doctor_for_programs(data_dir, capsys):
     assert found["version"] == __version__
     assert found["cores"] >= 1
     assert found["memory"]["available_bytes"] > 0
-    assert {"name", "usable", "reason", "detail", "memory_bytes"} == found["backends"][0].keys()
+    assert {
+        "name",
+        "usable",
+        "reason",
+        "doubt",
+        "detail",
+        "memory_bytes",
+    } == found["backends"][0].keys()
     kernels = found["native"]
     assert kernels["threads"] >= 1
     if next(one for one in found["backends"] if one["name"] == "native")["usable"]:
