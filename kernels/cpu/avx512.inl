@@ -200,6 +200,13 @@ struct Isa {
     static ALWAYS_INLINE Int join(Int a, Int b) {
         return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
     }
+    // For rows of a single group, two of them in a vector: inputs for both, and the sums that join() leaves of such vectors.
+    static ALWAYS_INLINE Int load_group(const void* at) {
+        return _mm512_broadcast_i64x4(_mm256_loadu_si256(static_cast<const __m256i*>(at)));
+    }
+    static ALWAYS_INLINE Int in_order(Int sums) {
+        return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15), sums);
+    }
     // Four BF16 numbers of each of four rows, to [number][row].
     template <typename Quad>
     static ALWAYS_INLINE Quad spread(const uint8_t* r0, const uint8_t* r1, const uint8_t* r2, const uint8_t* r3) {

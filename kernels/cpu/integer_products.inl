@@ -169,38 +169,79 @@ void integer_rows(const Weights& w, const Row* rows, int first, int last) {
 
 // --- rows of a single group ---------------------------------------------------------------------------------------------
 
-constexpr int narrow_outputs = 8;
+// A matrix with a group of 64 in each row, row after row: low-rank factors are such. A quad would be mostly padding, so
+// blocks are filled with neighbouring rows instead, one or two, and their sums are taken as many at a time as vectors
+// have lanes.
+constexpr int narrow_group = 64;
+constexpr bool has_narrow = block_codes == narrow_group || block_codes == 2 * narrow_group;
 
-// A matrix with a group in each row, and a block in each group: low-rank factors are such. A quad would be mostly padding.
-inline bool is_narrow(const Weights& w) { return lanes == narrow_outputs && w.cols == block_codes && w.group == block_codes; }
+inline bool is_narrow(const Weights& w) {
+    return has_narrow && w.cols == narrow_group && w.group == narrow_group && w.scales_stride == 2 &&
+           w.codes_stride == static_cast<size_t>(narrow_group * w.bits / 8);
+}
 
-// Outputs from n on, as many as vectors have lanes.
-template <int Bits, Precision P>
-ALWAYS_INLINE void narrow_strip(const Weights& w, const Inputs<1>& in, int n, int last) {
-    const Strip<4> low = strip_of<4>(w, n, last), high = strip_of<4>(w, n + 4, last);
-    const Sums<1> a = four_outputs<Bits, P, 1, false>(low, in, 0, block_codes);
-    const Sums<1> b = four_outputs<Bits, P, 1, false>(high, in, 0, block_codes);
-    const Int sums = Isa::join(a.of[0], b.of[0]);
-    const Float scale = Isa::load_bf16(low.scales[0]), bias = Isa::load_bf16(low.biases[0]);
-    const Float biased = Isa::fmadd(bias, Isa::splat(in.sums[0][0]), Isa::zero());
-    const Float step = Isa::mul(scale, Isa::splat(in.steps[0][0]));
-    // The other chains are zeros, which turn -0 to 0.
-    Isa::store(in.y[0] + n, Isa::add(Isa::fmadd(step, With<P>::to_float(sums), biased), Isa::zero()));
+// Sums of a vector's worth of outputs from `codes` on, for M inputs, in the order of outputs.
+template <int Bits, Precision P, int M>
+ALWAYS_INLINE Sums<M> narrow_sums(const uint8_t* codes, const Inputs<M>& in) {
+    constexpr int blocks = lanes * narrow_group / block_codes;  // eight
+    constexpr size_t size = block_codes * Bits / 8;
+    Int sums[blocks][M];
+    UNROLL(8)
+    for (int b = 0; b < blocks; b++) {
+        const uint8_t* at = codes + static_cast<size_t>(b) * size;
+        const auto input = [&](int m, int j) {
+            return With<P>::load_group(in.x[m] + static_cast<size_t>(j) * 4 * lanes);
+        };
+        if constexpr (P == Precision::int16) {
+            const Int v = With<P>::template words<Bits, false>(at, block_codes);
+            UNROLL(4)
+            for (int j = 0; j < 4; j++) {
+                const Int q = With<P>::template code_word<Bits>(v, j);
+                UNROLL(2)
+                for (int m = 0; m < M; m++)
+                    sums[b][m] = j == 0 ? With<P>::dot_words(q, input(m, j)) : With<P>::dot_words(sums[b][m], q, input(m, j));
+            }
+        } else {
+            Int even, odd;
+            With<P>::template bytes<Bits, false>(at, block_codes, even, odd);
+            UNROLL(2)
+            for (int m = 0; m < M; m++) sums[b][m] = With<P>::dot_bytes(even, input(m, 0), odd, input(m, 1));
+        }
+    }
+    Sums<M> out;
+    UNROLL(2)
+    for (int m = 0; m < M; m++)
+        out.of[m] = Isa::in_order(Isa::join(Isa::reduce(sums[0][m], sums[1][m], sums[2][m], sums[3][m]),
+                                            Isa::reduce(sums[4][m], sums[5][m], sums[6][m], sums[7][m])));
+    return out;
+}
+
+template <int Bits, Precision P, int M>
+ALWAYS_INLINE void narrow_strip(const Weights& w, const Inputs<M>& in, int n) {
+    const auto at = static_cast<size_t>(n);
+    const Sums<M> sums = narrow_sums<Bits, P, M>(w.codes + at * w.codes_stride, in);
+    const Float scale = Isa::load_bf16(w.scales + at * 2), bias = Isa::load_bf16(w.biases + at * 2);
+    UNROLL(2)
+    for (int m = 0; m < M; m++) {
+        const Float biased = Isa::fmadd(bias, Isa::splat(in.sums[m][0]), Isa::zero());
+        const Float step = Isa::mul(scale, Isa::splat(in.steps[m][0]));
+        // The other chains are zeros, which turn -0 to 0.
+        Isa::store(in.y[m] + n, Isa::add(Isa::fmadd(step, With<P>::to_float(sums.of[m]), biased), Isa::zero()));
+    }
 }
 
 // Outputs from `first` on, for each input; returns how far it came: the last few are left.
 template <int Bits, Precision P>
 int multiply_narrow(const Weights& w, const Row* rows, int count, int first, int last) {
-    constexpr size_t row_bytes = block_codes * Bits / 8;
+    constexpr size_t bytes = lanes * narrow_group * Bits / 8;
     const PackedLayout layout = packed_layout(Packing::of(w, P), w.cols);
-    if (w.codes_stride != row_bytes || w.scales_stride != 2) return first;
     int n = first;
-    for (; n + narrow_outputs <= last; n += narrow_outputs) {
+    for (; n + lanes <= last; n += lanes) {
         const uint8_t* ahead = codes_ahead(w, n, last);
-        for (size_t line = 0; line < narrow_outputs * row_bytes; line += 64) Isa::prefetch(ahead + line);
+        for (size_t line = 0; line < bytes; line += 64) Isa::prefetch(ahead + line);
         Isa::prefetch(w.scales + 2 * static_cast<size_t>(n) + 512);
         Isa::prefetch(w.biases + 2 * static_cast<size_t>(n) + 512);
-        for (int m = 0; m < count; m++) narrow_strip<Bits, P>(w, inputs_of<1>(rows + m, layout), n, last);
+        by_tiles<2>(count, [&]<int M>(int m) { narrow_strip<Bits, P, M>(w, inputs_of<M>(rows + m, layout), n); });
     }
     return n;
 }
@@ -335,7 +376,7 @@ template <int Bits, Precision P>
 void multiply_integers(const Weights& w, const Row* rows, int count, int first, int last) {
     if constexpr (P == Precision::int16)
         if (count >= Isa::panel_from) return multiply_panels<Bits>(w, rows, count, first, last);
-    if constexpr (lanes == narrow_outputs)
+    if constexpr (has_narrow)
         if (is_narrow(w)) first = multiply_narrow<Bits, P>(w, rows, count, first, last);
     by_fours(count, [&]<int M>(int m) { integer_rows<Bits, P, M>(w, rows + m, first, last); });
 }

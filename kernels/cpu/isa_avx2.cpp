@@ -232,6 +232,9 @@ struct Isa {
     static ALWAYS_INLINE Int join(Int a, Int b) {
         return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
     }
+    // For rows of a single group, which a vector holds one of: its inputs, and the sums that join() leaves.
+    static ALWAYS_INLINE Int load_group(const void* at) { return load_int(at); }
+    static ALWAYS_INLINE Int in_order(Int sums) { return sums; }
     // Four BF16 numbers of each of four rows, to [number][row].
     template <typename Quad>
     static ALWAYS_INLINE Quad spread(const uint8_t* r0, const uint8_t* r1, const uint8_t* r2, const uint8_t* r3) {
