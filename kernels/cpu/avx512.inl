@@ -61,6 +61,11 @@ struct Isa {
         const __m128 h = quarter(x), q = _mm_add_ps(h, _mm_movehl_ps(h, h));
         return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
     }
+    static ALWAYS_INLINE float largest(Float x) {
+        const __m256 h = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+        const __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)), p = _mm_max_ps(q, _mm_movehl_ps(q, q));
+        return _mm_cvtss_f32(_mm_max_ss(p, _mm_movehdup_ps(p)));
+    }
     // The sums of four vectors, each in the order of sum().
     static ALWAYS_INLINE void store_sums(float* at, Float a, Float b, Float c, Float d) {
         const __m128 qa = quarter(a), qb = quarter(b), qc = quarter(c), qd = quarter(d);

@@ -85,6 +85,11 @@ struct Isa {
         const __m128 h = half(x), q = _mm_add_ps(h, _mm_movehl_ps(h, h));
         return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
     }
+    static ALWAYS_INLINE float largest(Float x) {
+        const __m128 h = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+        const __m128 q = _mm_max_ps(h, _mm_movehl_ps(h, h));
+        return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+    }
     // The sums of four vectors, each in the order of sum().
     static ALWAYS_INLINE void store_sums(float* at, Float a, Float b, Float c, Float d) {
         const __m128 ha = half(a), hb = half(b), hc = half(c), hd = half(d);
