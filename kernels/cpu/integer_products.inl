@@ -113,12 +113,22 @@ ALWAYS_INLINE Quad spread(const uint8_t* const (&rows)[4], int g, int groups) {
     }
 }
 
-template <int Bits, Precision P, int M, int Group, bool Tail>
-ALWAYS_INLINE void add_quad(const Strip<4>& strip, const Inputs<M>& in, int g, int groups, Quad (&chains)[M]) {
+// The same for one quad of groups after the other, from the first on.
+struct Spread {
+    const uint8_t* const (&rows)[4];
+    int groups;
+    ALWAYS_INLINE Spread(const uint8_t* const (&at)[4], int count) : rows(at), groups(count) {}
+    template <bool Tail>
+    ALWAYS_INLINE Quad quad(int g) { return spread<Tail>(rows, g, groups); }
+};
+
+template <int Bits, Precision P, int M, int Group, bool Tail, typename Spread>
+ALWAYS_INLINE void add_quad(const Strip<4>& strip, const Inputs<M>& in, int g, int groups, Spread& scales, Spread& biases,
+                            Quad (&chains)[M]) {
     const auto b = static_cast<size_t>(g / quad_groups * quad_blocks(Group));
     Sums<M> sums[parts];
     quad_sums<Bits, P, M, Group, Tail>(strip, in, b, (groups - g) * Group, sums);
-    const Quad scale = spread<Tail>(strip.scales, g, groups), bias = spread<Tail>(strip.biases, g, groups);
+    const Quad scale = scales.template quad<Tail>(g), bias = biases.template quad<Tail>(g);
     UNROLL(2)
     for (int i = 0; i < parts; i++) {
         const size_t at = static_cast<size_t>(g + i * part_groups) * 4;
@@ -133,38 +143,48 @@ ALWAYS_INLINE void add_quad(const Strip<4>& strip, const Inputs<M>& in, int g, i
 
 // Four outputs from n on, for M inputs.
 template <int Bits, Precision P, int M, int Group>
-ALWAYS_INLINE void integer_strip(const Weights& w, const Inputs<M>& in, int n, int last) {
+ALWAYS_INLINE void integer_strip(const Weights& w, const Inputs<M>& in, int n, int last, int distance) {
     constexpr int R = 4;
     constexpr size_t quad_bytes = quad_groups * Group * Bits / 8;
     const Strip<R> strip = strip_of<R>(w, n, last);
     const int groups = w.cols / Group;
-    prefetch_scales(w, n, last, R);
+    prefetch_scales(w, n, last, R, distance);
     const uint8_t* ahead = codes_ahead(w, n, last);
     Quad chains[M];
     for (int m = 0; m < M; m++)
         for (int i = 0; i < parts; i++) chains[m].part[i] = Isa::zero();
+    Isa::Spread<Quad, Spread> scales(strip.scales, groups), biases(strip.biases, groups);
     int g = 0;
     for (; g + quad_groups <= groups; g += quad_groups) {
         // Not row by row, as the codes are used: memory gives most to those who ask in order.
         const uint8_t* at = ahead + static_cast<size_t>(g / quad_groups) * quad_bytes * R;
         for (size_t line = 0; line < quad_bytes * R; line += 64) Isa::prefetch(at + line);
-        add_quad<Bits, P, M, Group, false>(strip, in, g, groups, chains);
+        add_quad<Bits, P, M, Group, false>(strip, in, g, groups, scales, biases, chains);
     }
-    if (g < groups) add_quad<Bits, P, M, Group, true>(strip, in, g, groups, chains);
+    if (g < groups) {
+        const size_t begin = static_cast<size_t>(g / quad_groups) * quad_bytes * R, end = w.codes_stride * R;
+        for (size_t line = begin; line < end; line += 64) Isa::prefetch(ahead + line);
+        add_quad<Bits, P, M, Group, true>(strip, in, g, groups, scales, biases, chains);
+    }
+    if (n + R <= last) {
+        for (int m = 0; m < M; m++) Isa::fold(chains[m], in.y[m] + n);
+        return;
+    }
     for (int m = 0; m < M; m++) {
-        float products[4];
+        float products[R];
         Isa::fold(chains[m], products);
-        for (int r = 0; r < R && n + r < last; r++) in.y[m][n + r] = products[r];
+        for (int r = 0; n + r < last; r++) in.y[m][n + r] = products[r];
     }
 }
 
 template <int Bits, Precision P, int M>
 void integer_rows(const Weights& w, const Row* rows, int first, int last) {
     const Inputs<M> in = inputs_of<M>(rows, packed_layout(Packing::of(w, P), w.cols));
+    const int distance = scales_ahead(w);
     if (w.group == 64)
-        for (int n = first; n < last; n += 4) integer_strip<Bits, P, M, 64>(w, in, n, last);
+        for (int n = first; n < last; n += 4) integer_strip<Bits, P, M, 64>(w, in, n, last, distance);
     else
-        for (int n = first; n < last; n += 4) integer_strip<Bits, P, M, 32>(w, in, n, last);
+        for (int n = first; n < last; n += 4) integer_strip<Bits, P, M, 32>(w, in, n, last, distance);
 }
 
 // --- rows of a single group ---------------------------------------------------------------------------------------------

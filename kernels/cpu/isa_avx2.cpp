@@ -247,6 +247,8 @@ struct Isa {
         const __m128i even = _mm_unpacklo_epi16(a, b), odd = _mm_unpackhi_epi16(a, b);
         return {{widen(_mm_unpacklo_epi16(even, odd)), widen(_mm_unpackhi_epi16(even, odd))}};
     }
+    template <typename Quad, typename Plain>
+    using Spread = Plain;
     template <typename Quad>
     static ALWAYS_INLINE void fold(const Quad& chains, float* products) {
         _mm_storeu_ps(products, half(_mm256_add_ps(chains.part[0], chains.part[1])));
