@@ -32,18 +32,23 @@ struct Query {
     float* scores;    // of its complete blocks, if it must choose
 };
 
-struct Angles {
-    float* cosines;
-    float* sines;
-};
-
-// Angles are float32 products, as the published model computes them.
-void set_angles(const SparseAttention& w, int position, Angles out) {
-    for (size_t j = 0; j < w.frequencies.size(); j++) {
+// Angles are float32 products, as the published model computes them. Layers share frequencies: what the thread computed
+// last is mostly what is asked for.
+const Angles& angles_at(const SparseAttention& w, int position, Angles& last) {
+    const size_t n = w.frequencies.size();
+    if (last.position == position && last.frequencies == w.frequencies) return last;
+    last.position = position, last.frequencies = w.frequencies;
+    last.cosines.resize(n), last.sines.resize(n);
+    for (size_t j = 0; j < n; j++) {
         const float angle = static_cast<float>(position) * w.frequencies[j];
-        out.cosines[j] = static_cast<float>(std::cos(static_cast<double>(angle)));
-        out.sines[j] = static_cast<float>(std::sin(static_cast<double>(angle)));
+        last.cosines[j] = static_cast<float>(std::cos(static_cast<double>(angle)));
+        last.sines[j] = static_cast<float>(std::sin(static_cast<double>(angle)));
     }
+    return last;
+}
+
+void rotate(Engine& e, float* x, const Angles& angles) {
+    e.k.rotate(x, angles.cosines.data(), angles.sines.data(), static_cast<int>(angles.cosines.size()));
 }
 
 void add_bias(Engine& e, float* x, const float* bias, size_t width, int rows) {
@@ -52,35 +57,34 @@ void add_bias(Engine& e, float* x, const float* bias, size_t width, int rows) {
 }
 
 // Norm and rotation of one row's keys, in place.
-void prepare_keys(Engine& e, const SparseAttention& w, float* keys, Angles angles) {
-    const int half = static_cast<int>(w.frequencies.size());
+void prepare_keys(Engine& e, const SparseAttention& w, float* keys, const Angles& angles) {
     for (int h = 0; h < w.kv_heads; h++) {
         float* k = keys + static_cast<size_t>(h) * static_cast<size_t>(w.head_dim);
         e.k.rms_norm(k, w.k_norm, w.head_dim, w.eps, k);
-        e.k.rotate(k, angles.cosines, angles.sines, half);
+        rotate(e, k, angles);
     }
 }
 
 // Norm, rotation and scale of one row's queries and index queries, in place.
-void prepare_queries(Engine& e, const SparseAttention& w, float* queries, float* index, Angles angles) {
-    const int half = static_cast<int>(w.frequencies.size());
+void prepare_queries(Engine& e, const SparseAttention& w, float* queries, float* index,
+                     const Angles& angles) {
     const auto dim = static_cast<size_t>(w.head_dim), index_dim = static_cast<size_t>(w.index_dim);
     const float shrink = 1.0F / std::sqrt(static_cast<float>(w.head_dim));
     for (int h = 0; h < w.heads; h++) {
         float* q = queries + static_cast<size_t>(h) * 2 * dim;
         e.k.rms_norm(q, w.q_norm, w.head_dim, w.eps, q);
-        e.k.rotate(q, angles.cosines, angles.sines, half);
+        rotate(e, q, angles);
         e.k.scale(q, shrink, w.head_dim, q);
     }
     for (int h = 0; h < w.index_heads; h++) {
         float* q = index + static_cast<size_t>(h) * index_dim;
         e.k.rms_norm(q, w.index_q_norm, w.index_dim, w.eps, q);
-        e.k.rotate(q, angles.cosines, angles.sines, half);
+        rotate(e, q, angles);
     }
 }
 
 // The key of a finished block: mean of its raw keys, norm, rotation at its first position.
-void finish_block(Engine& e, const SparseAttention& w, const AttentionState& state, int b, Angles angles) {
+void finish_block(Engine& e, const SparseAttention& w, const AttentionState& state, int b) {
     const auto dim = static_cast<size_t>(w.index_dim);
     float* key = state.block_keys + static_cast<size_t>(b) * dim;
     const float* raw = state.index_keys + static_cast<size_t>(b) * static_cast<size_t>(w.block) * dim;
@@ -88,8 +92,7 @@ void finish_block(Engine& e, const SparseAttention& w, const AttentionState& sta
     for (int i = 1; i < w.block; i++) e.k.add(key, raw + static_cast<size_t>(i) * dim, w.index_dim);
     e.k.scale(key, 1.0F / static_cast<float>(w.block), w.index_dim, key);
     e.k.rms_norm(key, w.index_k_norm, w.index_dim, w.eps, key);
-    set_angles(w, b * w.block, angles);
-    e.k.rotate(key, angles.cosines, angles.sines, static_cast<int>(w.frequencies.size()));
+    rotate(e, key, angles_at(w, b * w.block, e.block_angles));
 }
 
 // Positions of the best blocks and of what follows the last complete one. Ties go to the lower block.
@@ -237,7 +240,7 @@ void sparse_attention(Engine& e, const SparseAttention& w, const float* x, int r
 
 void sparse_attention(Engine& e, const SparseAttention& w, const float* x, int rows,
                       const std::vector<Span<AttentionState>>& spans, const int32_t* ends, int asking, float* out) {
-    const auto n = static_cast<size_t>(rows), half = w.frequencies.size(), asks = static_cast<size_t>(asking);
+    const auto n = static_cast<size_t>(rows), asks = static_cast<size_t>(asking);
     const auto query_width = static_cast<size_t>(w.heads * w.head_dim * 2);
     const auto kv_width = static_cast<size_t>(w.kv_heads * w.head_dim);
     const auto index_width = static_cast<size_t>((w.index_heads + 1) * w.index_dim);
@@ -265,30 +268,25 @@ void sparse_attention(Engine& e, const SparseAttention& w, const float* x, int r
     add_bias(e, values, w.v_bias, kv_width, rows);
 
     // Norms and rotation by row, into the cache; then the blocks that the rows complete.
-    float* angles = e.scratch.take(static_cast<size_t>(e.pool.threads()) * (half * 2 + 16));
-    const auto angles_of = [&](int thread) {
-        float* at = angles + static_cast<size_t>(thread) * (half * 2 + 16);
-        return Angles{at, at + half};
-    };
     for (const auto& span : spans) {
         const Task task{span.stop - span.start, (query_width + kv_width + index_width) * 4, 0};
         in_pieces(e, &task, 1, [&](int, int first, int last, int thread) {
             for (int i = first; i < last; i++) {
                 const auto row = static_cast<size_t>(span.start + i), at = static_cast<size_t>(span.position + i);
                 float* index = work.index + row * index_width;
-                set_angles(w, span.position + i, angles_of(thread));
-                prepare_keys(e, w, keys + row * kv_width, angles_of(thread));
+                const Angles& angles = angles_at(w, span.position + i, e.angles[static_cast<size_t>(thread)]);
+                prepare_keys(e, w, keys + row * kv_width, angles);
                 std::memcpy(span.state.keys + at * kv_width, keys + row * kv_width, kv_width * 4);
                 std::memcpy(span.state.values + at * kv_width, values + row * kv_width, kv_width * 4);
                 std::memcpy(span.state.index_keys + at * index_dim, index + index_width - index_dim, index_dim * 4);
                 if (places[row] < 0) continue;
                 const auto asks_at = static_cast<size_t>(places[row]);
-                prepare_queries(e, w, work.queries + asks_at * query_width, index, angles_of(thread));
+                prepare_queries(e, w, work.queries + asks_at * query_width, index, angles);
                 queries[asks_at] = {&span.state, static_cast<int>(row), places[row], span.position + i, 0, 0, nullptr, nullptr};
             }
         });
         const int stop = span.position + span.stop - span.start;
-        for (int b = span.position / w.block; b < stop / w.block; b++) finish_block(e, w, span.state, b, angles_of(0));
+        for (int b = span.position / w.block; b < stop / w.block; b++) finish_block(e, w, span.state, b);
     }
 
     if (asking == 0) return;
@@ -308,7 +306,7 @@ void sparse_attention(Engine& e, const SparseAttention& w, const float* x, int r
 
     Inputs mixed(e, work.mixed, query_width / 2, asking, static_cast<int>(query_width / 2));
     const Product output{&w.o, &mixed, out, static_cast<size_t>(w.hidden)};
-    e.pool.ahead.expect(e.later);
+    e.expect_later();
     multiply(e, &output, 1);
     add_bias(e, out, w.o_bias, static_cast<size_t>(w.hidden), asking);
 }

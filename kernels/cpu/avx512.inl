@@ -8,7 +8,7 @@ struct Isa {
     static constexpr bool has_bf16 = ISA_BF16;
     static constexpr bool has_integers = ISA_INTEGERS;
     static constexpr int tile_rows = 8;   // inputs that a panel meets at a time: sixteen sums hide the latency
-    static constexpr int panel_from = 8;  // rows from which unpacking a panel pays
+    static constexpr int panel_from = 36; // rows from which unpacking a panel pays: measured on Zen 5
 
     // Output rows per pass. One row streams best from memory where unpacking is cheap; measured on Zen 5.
     template <int Bits, Precision P, int M>
@@ -60,6 +60,11 @@ struct Isa {
     static ALWAYS_INLINE float sum(Float x) {
         const __m128 h = quarter(x), q = _mm_add_ps(h, _mm_movehl_ps(h, h));
         return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+    }
+    static ALWAYS_INLINE float largest(Float x) {
+        const __m256 h = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+        const __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)), p = _mm_max_ps(q, _mm_movehl_ps(q, q));
+        return _mm_cvtss_f32(_mm_max_ss(p, _mm_movehdup_ps(p)));
     }
     // The sums of four vectors, each in the order of sum().
     static ALWAYS_INLINE void store_sums(float* at, Float a, Float b, Float c, Float d) {
@@ -200,6 +205,13 @@ struct Isa {
     static ALWAYS_INLINE Int join(Int a, Int b) {
         return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
     }
+    // For rows of a single group, two of them in a vector: inputs for both, and the sums that join() leaves of such vectors.
+    static ALWAYS_INLINE Int load_group(const void* at) {
+        return _mm512_broadcast_i64x4(_mm256_loadu_si256(static_cast<const __m256i*>(at)));
+    }
+    static ALWAYS_INLINE Int in_order(Int sums) {
+        return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15), sums);
+    }
     // Four BF16 numbers of each of four rows, to [number][row].
     template <typename Quad>
     static ALWAYS_INLINE Quad spread(const uint8_t* r0, const uint8_t* r1, const uint8_t* r2, const uint8_t* r3) {
@@ -208,6 +220,26 @@ struct Isa {
         const __m256i low = _mm256_castsi128_si256(_mm_unpacklo_epi16(even, odd));
         return {{widen(_mm256_inserti128_si256(low, _mm_unpackhi_epi16(even, odd), 1))}};
     }
+    // The same for one quad of groups after the other: sixteen groups are loaded at a time, and none past the last.
+    template <typename Quad, typename Plain>
+    struct Spread {
+        const uint8_t* const (&rows)[4];
+        int groups;
+        Int low, high;  // of rows 0 and 1, of rows 2 and 3
+        ALWAYS_INLINE Spread(const uint8_t* const (&at)[4], int count) : rows(at), groups(count) {}
+        template <bool Tail>
+        ALWAYS_INLINE Quad quad(int g) {
+            if (g % 16 == 0) {
+                const int left = groups - g;
+                const auto here = static_cast<__mmask16>(left >= 16 ? 0xffff : (1U << left) - 1);
+                const auto row = [&](int r) { return _mm256_maskz_loadu_epi16(here, rows[r] + 2 * static_cast<size_t>(g)); };
+                low = _mm512_inserti64x4(_mm512_castsi256_si512(row(0)), row(1), 1);
+                high = _mm512_inserti64x4(_mm512_castsi256_si512(row(2)), row(3), 1);
+            }
+            const Int order = _mm512_load_si512(by_quad[g / 4 % 4]);
+            return {{_mm512_castsi512_ps(_mm512_maskz_permutex2var_epi16(0xaaaaaaaa, low, order, high))}};
+        }
+    };
     template <typename Quad>
     static ALWAYS_INLINE void fold(const Quad& chains, float* products) { _mm_storeu_ps(products, quarter(chains.part[0])); }
     static ALWAYS_INLINE void transpose(Int (&v)[16]) {
@@ -266,6 +298,10 @@ private:
     alignas(64) static constexpr uint16_t every_fourth[2][32] = {
         {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61},
         {2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62, 3, 7, 11, 15, 19, 23, 27, 31, 35, 39, 43, 47, 51, 55, 59, 63}};
+    // The upper word of lane 4 * number + row: where that number of a quad lies in that row, of four times sixteen.
+#define ROWS_OF(number) 0, number, 0, 16 + number, 0, 32 + number, 0, 48 + number
+#define QUAD_OF(first) {ROWS_OF(first), ROWS_OF(first + 1), ROWS_OF(first + 2), ROWS_OF(first + 3)}
+    alignas(64) static constexpr uint16_t by_quad[4][32] = {QUAD_OF(0), QUAD_OF(4), QUAD_OF(8), QUAD_OF(12)};
     alignas(64) static constexpr uint8_t three_words[64] = {
         0,  1,  1,  2,  3,  4,  4,  5,  6,  7,  7,  8,  9,  10, 10, 11, 12, 13, 13, 14, 15, 16, 16, 17, 18, 19, 19, 20, 21, 22, 22, 23,
         24, 25, 25, 26, 27, 28, 28, 29, 30, 31, 31, 32, 33, 34, 34, 35, 36, 37, 37, 38, 39, 40, 40, 41, 42, 43, 43, 44, 45, 46, 46, 47};

@@ -36,6 +36,13 @@ inline Vector emulated_join(Half low, Half high) {
     return out;
 }
 
+inline __m512i emulated_masked_permute(uint32_t mask, __m512i low, __m512i order, __m512i high) {
+    __m512i out = simde_mm512_permutex2var_epi16(low, order, high);
+    for (size_t i = 0; i < 32; i++)
+        if (!(mask >> i & 1)) memset(reinterpret_cast<char*>(&out) + 2 * i, 0, 2);
+    return out;
+}
+
 inline __m512 emulated_cvtepi32_ps(__m512i x) {
     __m256i half[2];
     memcpy(half, &x, sizeof x);
@@ -87,6 +94,8 @@ inline __m256 emulated_extractf32x8_ps(__m512 x, int which) {
 #define _mm_maskz_loadu_epi16(mask, at) emulated_masked_load<__m128i, uint16_t>(mask, at)
 #undef _mm512_mask_storeu_ps
 #define _mm512_mask_storeu_ps(at, mask, x) emulated_masked_store(at, mask, x)
+#undef _mm512_maskz_permutex2var_epi16
+#define _mm512_maskz_permutex2var_epi16(mask, low, order, high) emulated_masked_permute(mask, low, order, high)
 #undef _mm512_madd_epi16
 #define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
 #endif

@@ -339,7 +339,7 @@ void Rows::run(const float* x, const std::vector<Span<DeltaState>>& spans, float
 
     Inputs mixed(e_, mixed_, width, rows, static_cast<int>(width));
     const Product output{&w_.out, &mixed, out, hidden};
-    e_.pool.ahead.expect(e_.later);
+    e_.expect_later();
     multiply(e_, &output, 1);
 }
 

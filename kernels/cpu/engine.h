@@ -2,6 +2,7 @@
 #pragma once
 #include <array>
 #include <mutex>
+#include <vector>
 
 #include "kernels.h"
 #include "scratch.h"
@@ -9,16 +10,33 @@
 
 namespace cherenkov::cpu {
 
+// What turns a position's queries and keys.
+struct Angles {
+    int position = -1;
+    std::vector<float> frequencies, cosines, sines;
+};
+
 struct Engine {
     Engine(const Kernels& kernels, Precision precision, int threads)
-        : k(kernels), precision(precision), pool(threads) {}
+        : k(kernels), precision(precision), pool(threads), angles(static_cast<size_t>(threads)) {}
 
     const Kernels& k;
     const Precision precision;
     StealPool pool;
     Scratch scratch;
     // What the operation after this one reads first, if whoever runs both says so.
-    std::array<const Weights*, 3> later{};
+    struct Later {
+        std::array<const Weights*, 2> matrices{};
+        const float* norm = nullptr;
+        size_t norm_bytes = 0;
+    } later;
+    // Tells idle threads of it, and asks memory for the norm's weights, which this thread will use.
+    void expect_later() {
+        pool.ahead.expect(later.matrices);
+        prefetch<2>(later.norm, later.norm_bytes);
+    }
+    std::vector<Angles> angles;  // that each thread computed last, of a row
+    Angles block_angles;         // of a block's first row
     std::mutex turn;  // operations run one at a time, whichever thread asks
 };
 

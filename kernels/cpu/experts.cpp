@@ -68,7 +68,7 @@ void compute(Engine& e, Job* jobs, int count) {
         for (int i = 0; i < job.pairs; i++) job.outputs[i].x = job.activations->packed.row(job.down, job.first + i);
         tasks[j] = matrix_task(job.down.rows, job.down.row_bytes(), job.pairs);
     }
-    e.pool.ahead.expect(e.later);
+    e.expect_later();
     in_pieces(e, tasks, count, [&](int j, int first, int last, int) {
         Weights down = jobs[j].down;
         if (last == down.rows && j + 1 < count) down.ahead = jobs[j + 1].down.row(0);  // else the next piece follows
@@ -126,7 +126,7 @@ void route(Engine& e, const Weights& gate, int top_k, bool normalise, const floa
     float* scores = e.scratch.take(static_cast<size_t>(rows) * experts);
     Inputs in(e, x, static_cast<size_t>(gate.cols), rows, gate.cols);
     const Product product{&gate, &in, scores, experts};
-    e.pool.ahead.expect(e.later);
+    e.expect_later();
     multiply(e, &product, 1);
     const Task task{rows, experts * static_cast<size_t>(top_k + 4), 0};
     in_pieces(e, &task, 1, [&](int, int first, int last, int) {

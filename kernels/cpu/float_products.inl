@@ -75,13 +75,14 @@ ALWAYS_INLINE void store_sums(const Inputs<M>& in, int n, int last, const Float 
 }
 
 template <int Bits, Precision P, int M, int R>
-ALWAYS_INLINE void multiply_strip(const Weights& w, const Inputs<M>& in, const Scales& scales, int n, int last) {
+ALWAYS_INLINE void multiply_strip(const Weights& w, const Inputs<M>& in, const Scales& scales, int n, int last,
+                                 int distance) {
     const Strip<R> strip = strip_of<R>(w, n, last);
     Float acc[R][M];
     for (int r = 0; r < R; r++)
         for (int m = 0; m < M; m++) acc[r][m] = Isa::zero();
     const int groups = w.cols / w.group;
-    prefetch_scales(w, n, last, R);
+    prefetch_scales(w, n, last, R, distance);
     add_biases<M, R>(strip, in, groups, acc);
     constexpr size_t code_bytes = block_codes * Bits / 8;
     const auto blocks = static_cast<size_t>(w.cols / block_codes);
@@ -107,7 +108,8 @@ void multiply_rows(const Weights& w, const Row* rows, int first, int last) {
     constexpr int R = Isa::template rows_at_once<Bits, P, M>();
     const Inputs<M> in = inputs_of<M>(rows, packed_layout(Packing::of(w, P), w.cols));
     const Scales scales(w.group);
-    for (int n = first; n < last; n += R) multiply_strip<Bits, P, M, R>(w, in, scales, n, last);
+    const int distance = scales_ahead(w);
+    for (int n = first; n < last; n += R) multiply_strip<Bits, P, M, R>(w, in, scales, n, last, distance);
 }
 
 template <int Bits, Precision P>

@@ -113,12 +113,22 @@ ALWAYS_INLINE Quad spread(const uint8_t* const (&rows)[4], int g, int groups) {
     }
 }
 
-template <int Bits, Precision P, int M, int Group, bool Tail>
-ALWAYS_INLINE void add_quad(const Strip<4>& strip, const Inputs<M>& in, int g, int groups, Quad (&chains)[M]) {
+// The same for one quad of groups after the other, from the first on.
+struct Spread {
+    const uint8_t* const (&rows)[4];
+    int groups;
+    ALWAYS_INLINE Spread(const uint8_t* const (&at)[4], int count) : rows(at), groups(count) {}
+    template <bool Tail>
+    ALWAYS_INLINE Quad quad(int g) { return spread<Tail>(rows, g, groups); }
+};
+
+template <int Bits, Precision P, int M, int Group, bool Tail, typename Spread>
+ALWAYS_INLINE void add_quad(const Strip<4>& strip, const Inputs<M>& in, int g, int groups, Spread& scales, Spread& biases,
+                            Quad (&chains)[M]) {
     const auto b = static_cast<size_t>(g / quad_groups * quad_blocks(Group));
     Sums<M> sums[parts];
     quad_sums<Bits, P, M, Group, Tail>(strip, in, b, (groups - g) * Group, sums);
-    const Quad scale = spread<Tail>(strip.scales, g, groups), bias = spread<Tail>(strip.biases, g, groups);
+    const Quad scale = scales.template quad<Tail>(g), bias = biases.template quad<Tail>(g);
     UNROLL(2)
     for (int i = 0; i < parts; i++) {
         const size_t at = static_cast<size_t>(g + i * part_groups) * 4;
@@ -133,74 +143,125 @@ ALWAYS_INLINE void add_quad(const Strip<4>& strip, const Inputs<M>& in, int g, i
 
 // Four outputs from n on, for M inputs.
 template <int Bits, Precision P, int M, int Group>
-ALWAYS_INLINE void integer_strip(const Weights& w, const Inputs<M>& in, int n, int last) {
+ALWAYS_INLINE void integer_strip(const Weights& w, const Inputs<M>& in, int n, int last, int distance) {
     constexpr int R = 4;
     constexpr size_t quad_bytes = quad_groups * Group * Bits / 8;
     const Strip<R> strip = strip_of<R>(w, n, last);
     const int groups = w.cols / Group;
-    prefetch_scales(w, n, last, R);
+    prefetch_scales(w, n, last, R, distance);
     const uint8_t* ahead = codes_ahead(w, n, last);
     Quad chains[M];
     for (int m = 0; m < M; m++)
         for (int i = 0; i < parts; i++) chains[m].part[i] = Isa::zero();
+    Isa::Spread<Quad, Spread> scales(strip.scales, groups), biases(strip.biases, groups);
     int g = 0;
     for (; g + quad_groups <= groups; g += quad_groups) {
         // Not row by row, as the codes are used: memory gives most to those who ask in order.
         const uint8_t* at = ahead + static_cast<size_t>(g / quad_groups) * quad_bytes * R;
         for (size_t line = 0; line < quad_bytes * R; line += 64) Isa::prefetch(at + line);
-        add_quad<Bits, P, M, Group, false>(strip, in, g, groups, chains);
+        add_quad<Bits, P, M, Group, false>(strip, in, g, groups, scales, biases, chains);
     }
-    if (g < groups) add_quad<Bits, P, M, Group, true>(strip, in, g, groups, chains);
+    if (g < groups) {
+        const size_t begin = static_cast<size_t>(g / quad_groups) * quad_bytes * R, end = w.codes_stride * R;
+        for (size_t line = begin; line < end; line += 64) Isa::prefetch(ahead + line);
+        add_quad<Bits, P, M, Group, true>(strip, in, g, groups, scales, biases, chains);
+    }
+    if (n + R <= last) {
+        for (int m = 0; m < M; m++) Isa::fold(chains[m], in.y[m] + n);
+        return;
+    }
     for (int m = 0; m < M; m++) {
-        float products[4];
+        float products[R];
         Isa::fold(chains[m], products);
-        for (int r = 0; r < R && n + r < last; r++) in.y[m][n + r] = products[r];
+        for (int r = 0; n + r < last; r++) in.y[m][n + r] = products[r];
     }
 }
 
 template <int Bits, Precision P, int M>
 void integer_rows(const Weights& w, const Row* rows, int first, int last) {
     const Inputs<M> in = inputs_of<M>(rows, packed_layout(Packing::of(w, P), w.cols));
+    const int distance = scales_ahead(w);
     if (w.group == 64)
-        for (int n = first; n < last; n += 4) integer_strip<Bits, P, M, 64>(w, in, n, last);
+        for (int n = first; n < last; n += 4) integer_strip<Bits, P, M, 64>(w, in, n, last, distance);
     else
-        for (int n = first; n < last; n += 4) integer_strip<Bits, P, M, 32>(w, in, n, last);
+        for (int n = first; n < last; n += 4) integer_strip<Bits, P, M, 32>(w, in, n, last, distance);
 }
 
 // --- rows of a single group ---------------------------------------------------------------------------------------------
 
-constexpr int narrow_outputs = 8;
+// A matrix with a group of 64 in each row, row after row: low-rank factors are such. A quad would be mostly padding, so
+// blocks are filled with neighbouring rows instead, one or two, and their sums are taken as many at a time as vectors
+// have lanes.
+constexpr int narrow_group = 64;
+constexpr bool has_narrow = block_codes == narrow_group || block_codes == 2 * narrow_group;
 
-// A matrix with a group in each row, and a block in each group: low-rank factors are such. A quad would be mostly padding.
-inline bool is_narrow(const Weights& w) { return lanes == narrow_outputs && w.cols == block_codes && w.group == block_codes; }
+inline bool is_narrow(const Weights& w) {
+    return has_narrow && w.cols == narrow_group && w.group == narrow_group && w.scales_stride == 2 &&
+           w.codes_stride == static_cast<size_t>(narrow_group * w.bits / 8);
+}
 
-// Outputs from n on, as many as vectors have lanes.
-template <int Bits, Precision P>
-ALWAYS_INLINE void narrow_strip(const Weights& w, const Inputs<1>& in, int n, int last) {
-    const Strip<4> low = strip_of<4>(w, n, last), high = strip_of<4>(w, n + 4, last);
-    const Sums<1> a = four_outputs<Bits, P, 1, false>(low, in, 0, block_codes);
-    const Sums<1> b = four_outputs<Bits, P, 1, false>(high, in, 0, block_codes);
-    const Int sums = Isa::join(a.of[0], b.of[0]);
-    const Float scale = Isa::load_bf16(low.scales[0]), bias = Isa::load_bf16(low.biases[0]);
-    const Float biased = Isa::fmadd(bias, Isa::splat(in.sums[0][0]), Isa::zero());
-    const Float step = Isa::mul(scale, Isa::splat(in.steps[0][0]));
-    // The other chains are zeros, which turn -0 to 0.
-    Isa::store(in.y[0] + n, Isa::add(Isa::fmadd(step, With<P>::to_float(sums), biased), Isa::zero()));
+// Sums of a vector's worth of outputs from `codes` on, for M inputs, in the order of outputs.
+template <int Bits, Precision P, int M>
+ALWAYS_INLINE Sums<M> narrow_sums(const uint8_t* codes, const Inputs<M>& in) {
+    constexpr int blocks = lanes * narrow_group / block_codes;  // eight
+    constexpr size_t size = block_codes * Bits / 8;
+    Int sums[blocks][M];
+    UNROLL(8)
+    for (int b = 0; b < blocks; b++) {
+        const uint8_t* at = codes + static_cast<size_t>(b) * size;
+        const auto input = [&](int m, int j) {
+            return With<P>::load_group(in.x[m] + static_cast<size_t>(j) * 4 * lanes);
+        };
+        if constexpr (P == Precision::int16) {
+            const Int v = With<P>::template words<Bits, false>(at, block_codes);
+            UNROLL(4)
+            for (int j = 0; j < 4; j++) {
+                const Int q = With<P>::template code_word<Bits>(v, j);
+                UNROLL(2)
+                for (int m = 0; m < M; m++)
+                    sums[b][m] = j == 0 ? With<P>::dot_words(q, input(m, j)) : With<P>::dot_words(sums[b][m], q, input(m, j));
+            }
+        } else {
+            Int even, odd;
+            With<P>::template bytes<Bits, false>(at, block_codes, even, odd);
+            UNROLL(2)
+            for (int m = 0; m < M; m++) sums[b][m] = With<P>::dot_bytes(even, input(m, 0), odd, input(m, 1));
+        }
+    }
+    Sums<M> out;
+    UNROLL(2)
+    for (int m = 0; m < M; m++)
+        out.of[m] = Isa::in_order(Isa::join(Isa::reduce(sums[0][m], sums[1][m], sums[2][m], sums[3][m]),
+                                            Isa::reduce(sums[4][m], sums[5][m], sums[6][m], sums[7][m])));
+    return out;
+}
+
+template <int Bits, Precision P, int M>
+ALWAYS_INLINE void narrow_strip(const Weights& w, const Inputs<M>& in, int n) {
+    const auto at = static_cast<size_t>(n);
+    const Sums<M> sums = narrow_sums<Bits, P, M>(w.codes + at * w.codes_stride, in);
+    const Float scale = Isa::load_bf16(w.scales + at * 2), bias = Isa::load_bf16(w.biases + at * 2);
+    UNROLL(2)
+    for (int m = 0; m < M; m++) {
+        const Float biased = Isa::fmadd(bias, Isa::splat(in.sums[m][0]), Isa::zero());
+        const Float step = Isa::mul(scale, Isa::splat(in.steps[m][0]));
+        // The other chains are zeros, which turn -0 to 0.
+        Isa::store(in.y[m] + n, Isa::add(Isa::fmadd(step, With<P>::to_float(sums.of[m]), biased), Isa::zero()));
+    }
 }
 
 // Outputs from `first` on, for each input; returns how far it came: the last few are left.
 template <int Bits, Precision P>
 int multiply_narrow(const Weights& w, const Row* rows, int count, int first, int last) {
-    constexpr size_t row_bytes = block_codes * Bits / 8;
+    constexpr size_t bytes = lanes * narrow_group * Bits / 8;
     const PackedLayout layout = packed_layout(Packing::of(w, P), w.cols);
-    if (w.codes_stride != row_bytes || w.scales_stride != 2) return first;
     int n = first;
-    for (; n + narrow_outputs <= last; n += narrow_outputs) {
+    for (; n + lanes <= last; n += lanes) {
         const uint8_t* ahead = codes_ahead(w, n, last);
-        for (size_t line = 0; line < narrow_outputs * row_bytes; line += 64) Isa::prefetch(ahead + line);
+        for (size_t line = 0; line < bytes; line += 64) Isa::prefetch(ahead + line);
         Isa::prefetch(w.scales + 2 * static_cast<size_t>(n) + 512);
         Isa::prefetch(w.biases + 2 * static_cast<size_t>(n) + 512);
-        for (int m = 0; m < count; m++) narrow_strip<Bits, P>(w, inputs_of<1>(rows + m, layout), n, last);
+        by_tiles<2>(count, [&]<int M>(int m) { narrow_strip<Bits, P, M>(w, inputs_of<M>(rows + m, layout), n); });
     }
     return n;
 }
@@ -335,7 +396,7 @@ template <int Bits, Precision P>
 void multiply_integers(const Weights& w, const Row* rows, int count, int first, int last) {
     if constexpr (P == Precision::int16)
         if (count >= Isa::panel_from) return multiply_panels<Bits>(w, rows, count, first, last);
-    if constexpr (lanes == narrow_outputs)
+    if constexpr (has_narrow)
         if (is_narrow(w)) first = multiply_narrow<Bits, P>(w, rows, count, first, last);
     by_fours(count, [&]<int M>(int m) { integer_rows<Bits, P, M>(w, rows + m, first, last); });
 }

@@ -85,6 +85,11 @@ struct Isa {
         const __m128 h = half(x), q = _mm_add_ps(h, _mm_movehl_ps(h, h));
         return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
     }
+    static ALWAYS_INLINE float largest(Float x) {
+        const __m128 h = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+        const __m128 q = _mm_max_ps(h, _mm_movehl_ps(h, h));
+        return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+    }
     // The sums of four vectors, each in the order of sum().
     static ALWAYS_INLINE void store_sums(float* at, Float a, Float b, Float c, Float d) {
         const __m128 ha = half(a), hb = half(b), hc = half(c), hd = half(d);
@@ -232,6 +237,9 @@ struct Isa {
     static ALWAYS_INLINE Int join(Int a, Int b) {
         return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
     }
+    // For rows of a single group, which a vector holds one of: its inputs, and the sums that join() leaves.
+    static ALWAYS_INLINE Int load_group(const void* at) { return load_int(at); }
+    static ALWAYS_INLINE Int in_order(Int sums) { return sums; }
     // Four BF16 numbers of each of four rows, to [number][row].
     template <typename Quad>
     static ALWAYS_INLINE Quad spread(const uint8_t* r0, const uint8_t* r1, const uint8_t* r2, const uint8_t* r3) {
@@ -239,6 +247,8 @@ struct Isa {
         const __m128i even = _mm_unpacklo_epi16(a, b), odd = _mm_unpackhi_epi16(a, b);
         return {{widen(_mm_unpacklo_epi16(even, odd)), widen(_mm_unpackhi_epi16(even, odd))}};
     }
+    template <typename Quad, typename Plain>
+    using Spread = Plain;
     template <typename Quad>
     static ALWAYS_INLINE void fold(const Quad& chains, float* products) {
         _mm_storeu_ps(products, half(_mm256_add_ps(chains.part[0], chains.part[1])));

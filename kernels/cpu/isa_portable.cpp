@@ -108,6 +108,11 @@ struct Isa {
         const float* l = x.lane;
         return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
     }
+    static ALWAYS_INLINE float largest(const Float& x) {
+        float top = x.lane[0];
+        for (int i = 1; i < lanes; i++) top = top > x.lane[i] ? top : x.lane[i];
+        return top;
+    }
     static ALWAYS_INLINE void store_sums(float* at, const Float& a, const Float& b, const Float& c, const Float& d) {
         at[0] = sum(a), at[1] = sum(b), at[2] = sum(c), at[3] = sum(d);
     }

@@ -7,7 +7,7 @@
 #include "packing.inl"
 
 constexpr size_t prefetch_distance = 8192;  // of codes, in bytes: half of DRAM bandwidth without it
-constexpr int prefetch_rows = 8;            // of scales and biases
+constexpr int prefetch_rows = 8;            // of scales and biases, at least
 
 template <int M>
 struct Inputs {
@@ -56,9 +56,15 @@ ALWAYS_INLINE const uint8_t* codes_ahead(const Weights& w, int n, int last) {
     return w.ahead.codes == nullptr || at < end ? w.codes + at : w.ahead.codes + (at - end);
 }
 
-// Prefetches scales and biases of `rows` rows that come prefetch_rows after row n.
-ALWAYS_INLINE void prefetch_scales(const Weights& w, int n, int last, int rows) {
-    const int to = n + prefetch_rows;
+// Rows from the one at work to the one whose scales and biases are prefetched: about as far as its codes are.
+inline int scales_ahead(const Weights& w) {
+    const int rows = static_cast<int>(prefetch_distance / (w.codes_stride + 1));
+    return rows < prefetch_rows ? prefetch_rows : (rows + 3) / 4 * 4;
+}
+
+// Prefetches scales and biases of `rows` rows that come `distance` after row n.
+ALWAYS_INLINE void prefetch_scales(const Weights& w, int n, int last, int rows, int distance) {
+    const int to = n + distance;
     const bool here = w.ahead.scales == nullptr || to < last;
     const uint8_t* scales = here ? w.scales : w.ahead.scales;
     const uint8_t* biases = here ? w.biases : w.ahead.biases;

@@ -231,7 +231,7 @@ void add_product(float* out, int rows, float keep, Factors a, const float* b, in
         for (; c + V * lanes <= cols; c += V * lanes) strip.template operator()<V>(c, lanes);
         sweep(cols - c, [&](int j, int n) { strip.template operator()<1>(c + j, n); });
     };
-    if (rows <= 2) by_strips.template operator()<2, 4>();
+    if (rows <= 2) by_strips.template operator()<2, lanes == 16 ? 8 : 4>();
     else by_strips.template operator()<6, 2>();
 }
 

@@ -62,14 +62,6 @@ struct Rounding {
     bool none;             // all become 0
 };
 
-ALWAYS_INLINE float largest_lane(Float x) {
-    float each[lanes];
-    Isa::store(each, x);
-    for (int half = lanes / 2; half > 0; half /= 2)
-        for (int l = 0; l < half; l++) each[l] = each[l] > each[l + half] ? each[l] : each[l + half];
-    return each[0];
-}
-
 // For integers of at most `limit`.
 ALWAYS_INLINE Rounding rounding_of(const float* x, int n, float limit) {
     Float top = Isa::zero(), poison[2] = {Isa::zero(), Isa::zero()};
@@ -79,7 +71,7 @@ ALWAYS_INLINE Rounding rounding_of(const float* x, int n, float limit) {
             top = Isa::max(top, Isa::max(v, Isa::sub(Isa::zero(), v)));
             poison[k] = Isa::fmadd(v, Isa::zero(), poison[k]);  // NaN if v is not finite
         }
-    const float highest = largest_lane(top), bad = Isa::sum(Isa::add(poison[0], poison[1]));
+    const float highest = Isa::largest(top), bad = Isa::sum(Isa::add(poison[0], poison[1]));
     if (bad != 0 || highest == 0) return {1, 0, bad, true};
     // So small that the inverse would be infinite? Raised first, which loses nothing.
     const float raise = highest < 0x1p-100F ? 0x1p100F : 1.0F;

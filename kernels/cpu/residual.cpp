@@ -131,7 +131,8 @@ void read_residual(Engine& e, const GatedResidual& w, const float* wide, int row
     y.prepare(w.up);
     Row* products = e.scratch.take<Row>(static_cast<size_t>(rows));
     for (int r = 0; r < rows; r++) products[r] = {y.row(w.up, r), mix + static_cast<size_t>(r) * width};
-    const Task task = matrix_task(w.hidden, w.up.row_bytes() * streams, rows);
+    Task task = matrix_task(w.hidden, w.up.row_bytes() * streams, rows);
+    task.quantum = std::max<size_t>(task.quantum, 16);  // what rows of a single group are taken at a time
     e.pool.ahead.expect(next);
     in_pieces(e, &task, 1, [&](int, int first, int last, int) {
         if (rows == 1)

@@ -15,6 +15,11 @@ const std::vector<Span<State>>& parts(const std::vector<Span<const Memory*>>& sp
     return list;
 }
 
+// What reading a residual begins with.
+Engine::Later before(const GatedResidual& w) {
+    return {{&w.down, &w.inject}, w.norm, static_cast<size_t>(w.hidden) * static_cast<size_t>(w.streams) * sizeof(float)};
+}
+
 // What comes later is known within a stretch only; after it, the layers may be gone.
 struct Forget {
     Engine& e;
@@ -55,14 +60,11 @@ int Stretch::run(Engine& e, const std::vector<Layer>& layers, int first, int las
     const Forget forget{e};
     for (int index = first; index < last; index++) {
         const Layer& layer = layers[static_cast<size_t>(index)];
-        e.later = {&layer.moe_read->down, &layer.moe_read->inject};
+        e.later = before(*layer.moe_read);
         mix(e, layer, index, spans, wide, rows, features[index]);
-        e.later = {&layer.shared->gate, &layer.shared->up};
+        e.later = {{&layer.shared->gate, &layer.shared->up}};
         const size_t pairs = choose_experts(e, layer, wide, rows, m, ids);
-        if (index + 1 < last) {
-            const GatedResidual& next = *layers[static_cast<size_t>(index) + 1].mixer_read;
-            e.later = {&next.down, &next.inject};
-        }
+        if (index + 1 < last) e.later = before(*layers[static_cast<size_t>(index) + 1].mixer_read);
         if (flow != nullptr) {
             if (!flow->layer(e, layers, index, here.slots, wide, rows, m)) return index - first;
             ids += pairs;
