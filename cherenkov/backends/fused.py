@@ -243,7 +243,7 @@ class Fused(Mlx):
     ) -> tuple[Array, Array]:
         router, shared, experts = block.router, block.shared, block.router.gate.shape[0]
         both = self._stacks.of(router.gate, shared.switch)
-        if both is None or not calls.fits_route(experts) or not products.fits_records(pool.layout):
+        if both is None or not calls.fits_route(experts) or not self._takes(pool.layout):
             return super().all_here(block, wide, table, pool)
         x, gain = self.read_residual(block.moe_read, wide)
         scores = self.times(x, both)
@@ -268,7 +268,7 @@ class Fused(Mlx):
         pool: Pool,
         target: tuple[Array, Array],
     ) -> Array:
-        if not products.fits_records(pool.layout):
+        if not self._takes(pool.layout):
             return super().resident(shared, x, weights, slots, pool, target)
         rows, top = slots.shape
         each = self._pairs(pool, x, slots.reshape(-1), _rows_of_pairs(rows, top))
@@ -295,9 +295,7 @@ class Fused(Mlx):
 
     @override
     def times(self, x: Array, matrix: Matrix) -> Array:
-        if x.shape[0] > _FEW_ROWS or not products.fits_affine(matrix):
-            return self._many(x, matrix)
-        return self._product(x, matrix)
+        return self._many(x, matrix) if x.shape[0] > _FEW_ROWS else self._product(x, matrix)
 
     def _many(self, x: Array, matrix: Matrix) -> Array:
         """A product of many rows."""
@@ -306,6 +304,8 @@ class Fused(Mlx):
     def _product(self, x: Array, matrix: Matrix, act: Activation = IDENTITY) -> Array:
         """A product of few rows."""
         if not products.fits_affine(matrix):
+            if reason := products.unfit(matrix):
+                self._left("products", reason)
             out = self._many(x, matrix)
             if act.kind == 1:
                 return layers.silu(out * act.scale)
@@ -411,6 +411,13 @@ class Fused(Mlx):
             return layers.silu(self.times(x, gate)) * self.times(x, up)
         return self._few(x.shape[0], lambda rows: products.swiglu(x[rows], gate, up))
 
+    def _takes(self, layout: ExpertLayout) -> bool:
+        """Do kernels take experts in such records?"""
+        fits = products.fits_records(layout)
+        if not fits:
+            self._left("experts", products.stored(layout.bits, layout.group))
+        return fits
+
     def _left(self, operation: str, reason: str) -> None:
         """Say once that an operation is left to MLX."""
         if operation not in self._said:
@@ -428,7 +435,7 @@ class _KernelGathering(Gathering):
 
     @override
     def compute(self, pool: Pool, layout: ExpertLayout, rows: Ids, slots: Ids) -> Array:
-        if not products.fits_records(layout):
+        if not self._ops._takes(layout):
             return super().compute(pool, layout, rows, slots)
         if len(self._ids) <= _PAIR_ROWS:
             return self._ops._pairs(pool, self._x, mx.array(slots), mx.array(rows), layout)

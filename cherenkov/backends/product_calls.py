@@ -30,7 +30,9 @@ __all__ = [
     "product",
     "residual_mix",
     "rows_at_once",
+    "stored",
     "swiglu",
+    "unfit",
 ]
 
 MOST_ROWS = 4
@@ -167,6 +169,19 @@ def fits_affine(matrix: Matrix) -> bool:
     if matrix.scales is None:
         return matrix.shape[1] % 4 == 0
     return matrix.bits in _WIDTHS and matrix.group in _GROUPS and matrix.scales.size >= _SMALLEST
+
+
+def unfit(matrix: Matrix) -> str:
+    """What about this matrix no kernel takes; nothing if one does, or if it is left to MLX for being tiny."""
+    if matrix.scales is None:
+        return "" if fits_affine(matrix) else f"{matrix.shape[1]} columns of values"
+    known = matrix.bits in _WIDTHS and matrix.group in _GROUPS
+    return "" if known else stored(matrix.bits, matrix.group)
+
+
+def stored(bits: int, group: int) -> str:
+    """How values are stored, in words."""
+    return f"{bits} bits in groups of {group}" if bits < 16 else f"{bits} bits a value"
 
 
 def product(x: mx.array, matrix: Matrix, act: Activation = IDENTITY) -> Launch:

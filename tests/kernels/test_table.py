@@ -66,10 +66,27 @@ def test_heads_that_no_kernel_takes_are_left_to_mlx_and_that_is_said_once():
     from tests.kernels.emulated import Emulated
 
     pair = Pair(Emulated(), ODD)
-    with pytest.warns(RuntimeWarning, match="delta_net: no kernel for value heads of 9"):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         pair.delta(TURNS[:1])
+    texts = [str(one.message) for one in said]
+    assert sum("delta_net: no kernel for value heads of 9" in text for text in texts) == 1
+    assert sum("products: no kernel for 37 columns of values" in text for text in texts) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pair.delta(TURNS[:2])
-    pair.attention(TURNS[:3])
-    pair.mixture(2, 2)
+        pair.attention(TURNS[:3])
+    with pytest.warns(RuntimeWarning, match="experts: no kernel for 16 bits a value"):
+        pair.mixture(2, 2)
+
+
+def test_experts_that_no_kernel_takes_are_left_to_mlx_and_that_is_said_once():
+    from tests.backends.table import Pair
+    from tests.kernels.emulated import Emulated
+
+    pair = Pair(Emulated(), Geometry(bits=16))
+    with pytest.warns(RuntimeWarning, match="experts: no kernel for 16 bits a value"):
+        pair.mixture(2, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pair.mixture(2, 2)
