@@ -52,7 +52,7 @@ class _Idle:
         return _nothing
 
     def stretch(self, *given: Any) -> int:
-        (_, first, last), (table, _, ids) = given[:3], given[-3:]
+        (_, first, last), (table, _, ids) = given[:3], given[8:11]
         ids[:] = _FIRST
         lacking = (table[first:last, : len(_FIRST)] < 0).any(axis=1)
         return int(lacking.argmax()) if lacking.any() else last - first
