@@ -4,7 +4,14 @@
 #include <mutex>
 #include <new>
 
+#if defined(_WIN32)
+#include <process.h>
+#else
+#include <unistd.h>
+#endif
+
 #include "bindings.h"
+#include "rounding.h"
 
 namespace cherenkov::cpu {
 
@@ -51,6 +58,7 @@ class Turns {
 public:
     const std::shared_ptr<Engine>& engine(const char* operation) {
         need(engine_ != nullptr, operation, "the backend is closed");
+        if (process() != owner_) renew();
         return engine_;
     }
 
@@ -61,6 +69,7 @@ public:
         {
             nb::gil_scoped_release release;
             const std::lock_guard turn(e->turn);
+            const PlainRounding plain;
             try {
                 e->scratch.reset();
                 f(*e);
@@ -73,6 +82,24 @@ public:
 
 protected:
     std::shared_ptr<Engine> engine_;
+
+private:
+    static int process() {
+#if defined(_WIN32)
+        return _getpid();
+#else
+        return static_cast<int>(getpid());
+#endif
+    }
+    // In a forked child, with the GIL: a thread that the child does not have may have been at an operation, so the engine
+    // is left as it is for good, with its turn taken. One without threads replaces it.
+    void renew() {
+        const auto* old = new std::shared_ptr<Engine>(std::move(engine_));  // never freed
+        engine_ = std::make_shared<Engine>((*old)->k, (*old)->precision, 1);
+        owner_ = process();
+    }
+
+    int owner_ = process();
 };
 
 // Spans are the tuples of cherenkov.backends.operands: (start, stop, position, state).

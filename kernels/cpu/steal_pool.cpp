@@ -3,6 +3,8 @@
 #include <chrono>
 #include <system_error>
 
+#include "rounding.h"
+
 #if defined(_WIN32)
 #include <process.h>
 #define getpid _getpid
@@ -102,6 +104,7 @@ void StealPool::work(int thread) {
 }
 
 void StealPool::wait_for_work(int thread) {
+    const PlainRounding plain;
     uint32_t seen = 0;
     Ahead::Place place;
     for (;;) {

@@ -1,9 +1,13 @@
 """The native backend at its edges: options, bad shapes, threads, fork, memory."""
 
+import ctypes
+import ctypes.util
 import errno
 import gc
 import mmap
 import os
+import platform
+import signal
 import threading
 from pathlib import Path
 
@@ -174,6 +178,74 @@ def test_a_forked_child_computes_alone():
         ops.close()
         os._exit(0 if same else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    ops.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_forked_in_the_middle_of_an_operation_computes_too():
+    """The thread that was at it does not exist there, and never gives back its turn."""
+    ops = start("", threads=3)
+    matrix = ops.matrix(host_matrix(random(0)(2048, 1024), 4, 64))
+    x = random(1)(64, 1024)
+    expected = ops.linear(matrix, x)
+    over = threading.Event()
+
+    def work():
+        while not over.is_set():
+            ops.linear(matrix, x)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    code = 0
+    for _ in range(5):
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(10)  # instead of waiting for ever
+            same = np.array_equal(ops.linear(matrix, x), expected)
+            ops.close()
+            os._exit(0 if same else 1)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code != 0:
+            break
+    over.set()
+    worker.join()
+    ops.close()
+    assert code == 0
+
+
+def rounding_toward_zero():
+    """Switches this thread's rounding, and returns what switches it back."""
+    libm = ctypes.CDLL(ctypes.util.find_library("m"))
+    before = libm.fegetround()
+    assert libm.fesetround(0xC00 if platform.machine() == "x86_64" else 0xC00000) == 0
+    return lambda: libm.fesetround(before)
+
+
+@pytest.mark.skipif(
+    platform.system() != "Linux" or platform.machine() not in {"x86_64", "aarch64"},
+    reason="how to round is numbered otherwise here",
+)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("before", [True, False], ids=["threads before", "threads after"])
+def test_how_the_caller_rounds_does_not_matter(isa, before):
+    """Threads inherit it from whoever starts them, so bits would depend on who computed what."""
+    plain, ops = start(isa), start(isa)
+    host, x = host_matrix(random(0)(512, 256), 8, 64), random(1)(9, 256)
+    expected = plain.linear(plain.matrix(host), x)
+    if before:
+        ops.linear(ops.matrix(host), x)
+    switch_back = rounding_toward_zero()
+    try:
+        again = [ops.linear(ops.matrix(host), x) for _ in range(3)]
+        third = np.float32(1) / np.float32(3)
+    finally:
+        switch_back()
+    for each in again:
+        np.testing.assert_array_equal(each, expected)
+    assert third < np.float32(1) / np.float32(3)  # and the caller rounds as before
+    plain.close()
     ops.close()
 
 
