@@ -200,54 +200,40 @@ inline bool is_narrow(const Weights& w) {
            w.codes_stride == static_cast<size_t>(narrow_group * w.bits / 8);
 }
 
-// Sums of a vector's worth of outputs from `codes` on, for M inputs, in the order of outputs.
-template <int Bits, Precision P, int M>
-ALWAYS_INLINE Sums<M> narrow_sums(const uint8_t* codes, const Inputs<M>& in) {
-    constexpr int blocks = lanes * narrow_group / block_codes;  // eight
-    constexpr size_t size = block_codes * Bits / 8;
-    Int sums[blocks][M];
-    UNROLL(8)
-    for (int b = 0; b < blocks; b++) {
-        const uint8_t* at = codes + static_cast<size_t>(b) * size;
-        const auto input = [&](int m, int j) {
-            return With<P>::load_group(in.x[m] + static_cast<size_t>(j) * 4 * lanes);
-        };
-        if constexpr (P == Precision::int16) {
-            const Int v = With<P>::template words<Bits, false>(at, block_codes);
-            UNROLL(4)
-            for (int j = 0; j < 4; j++) {
-                const Int q = With<P>::template code_word<Bits>(v, j);
-                UNROLL(2)
-                for (int m = 0; m < M; m++)
-                    sums[b][m] = j == 0 ? With<P>::dot_words(q, input(m, j)) : With<P>::dot_words(sums[b][m], q, input(m, j));
-            }
-        } else {
-            Int even, odd;
-            With<P>::template bytes<Bits, false>(at, block_codes, even, odd);
-            UNROLL(2)
-            for (int m = 0; m < M; m++) sums[b][m] = With<P>::dot_bytes(even, input(m, 0), odd, input(m, 1));
-        }
+// Sums of a block of codes: of one row's group, or of two rows' groups one behind the other.
+template <int Bits, Precision P>
+ALWAYS_INLINE Int narrow_block(const uint8_t* codes, const unsigned char* x) {
+    const auto input = [&](int j) { return With<P>::load_group(x + static_cast<size_t>(j) * 4 * lanes); };
+    if constexpr (P == Precision::int16) {
+        const Int v = With<P>::template words<Bits, false>(codes, block_codes);
+        Int sum = With<P>::dot_words(With<P>::template code_word<Bits>(v, 0), input(0));
+        UNROLL(3)
+        for (int j = 1; j < 4; j++) sum = With<P>::dot_words(sum, With<P>::template code_word<Bits>(v, j), input(j));
+        return sum;
+    } else {
+        Int even, odd;
+        With<P>::template bytes<Bits, false>(codes, block_codes, even, odd);
+        return With<P>::dot_bytes(even, input(0), odd, input(1));
     }
-    Sums<M> out;
-    UNROLL(2)
-    for (int m = 0; m < M; m++)
-        out.of[m] = Isa::in_order(Isa::join(Isa::reduce(sums[0][m], sums[1][m], sums[2][m], sums[3][m]),
-                                            Isa::reduce(sums[4][m], sums[5][m], sums[6][m], sums[7][m])));
-    return out;
 }
 
-template <int Bits, Precision P, int M>
-ALWAYS_INLINE void narrow_strip(const Weights& w, const Inputs<M>& in, int n) {
+// As many outputs from n on as vectors have lanes: eight blocks.
+template <int Bits, Precision P>
+ALWAYS_INLINE void narrow_strip(const Weights& w, const Inputs<1>& in, int n) {
+    constexpr size_t size = block_codes * Bits / 8;
     const auto at = static_cast<size_t>(n);
-    const Sums<M> sums = narrow_sums<Bits, P, M>(w.codes + at * w.codes_stride, in);
-    const Float scale = Isa::load_bf16(w.scales + at * 2), bias = Isa::load_bf16(w.biases + at * 2);
-    UNROLL(2)
-    for (int m = 0; m < M; m++) {
-        const Float biased = Isa::fmadd(bias, Isa::splat(in.sums[m][0]), Isa::zero());
-        const Float step = Isa::mul(scale, Isa::splat(in.steps[m][0]));
-        // The other chains are zeros, which turn -0 to 0.
-        Isa::store(in.y[m] + n, Isa::add(Isa::fmadd(step, With<P>::to_float(sums.of[m]), biased), Isa::zero()));
+    Int four[2];
+    for (int half = 0; half < 2; half++) {
+        const uint8_t* codes = w.codes + at * w.codes_stride + static_cast<size_t>(half) * 4 * size;
+        const auto block = [&](size_t b) { return narrow_block<Bits, P>(codes + b * size, in.x[0]); };
+        four[half] = Isa::reduce(block(0), block(1), block(2), block(3));
     }
+    const Int sums = Isa::in_order(Isa::join(four[0], four[1]));
+    const Float scale = Isa::load_bf16(w.scales + at * 2), bias = Isa::load_bf16(w.biases + at * 2);
+    const Float biased = Isa::fmadd(bias, Isa::splat(in.sums[0][0]), Isa::zero());
+    const Float step = Isa::mul(scale, Isa::splat(in.steps[0][0]));
+    // The other chains are zeros, which turn -0 to 0.
+    Isa::store(in.y[0] + n, Isa::add(Isa::fmadd(step, With<P>::to_float(sums), biased), Isa::zero()));
 }
 
 // Outputs from `first` on, for each input; returns how far it came: the last few are left.
@@ -261,7 +247,7 @@ int multiply_narrow(const Weights& w, const Row* rows, int count, int first, int
         for (size_t line = 0; line < bytes; line += 64) Isa::prefetch(ahead + line);
         Isa::prefetch(w.scales + 2 * static_cast<size_t>(n) + 512);
         Isa::prefetch(w.biases + 2 * static_cast<size_t>(n) + 512);
-        by_tiles<2>(count, [&]<int M>(int m) { narrow_strip<Bits, P, M>(w, inputs_of<M>(rows + m, layout), n); });
+        for (int m = 0; m < count; m++) narrow_strip<Bits, P>(w, inputs_of<1>(rows + m, layout), n);
     }
     return n;
 }
