@@ -51,7 +51,9 @@ def _row(name: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def _apart(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """The ranges of samples do not touch; single values are apart beyond 1 %."""
+    """The ranges of samples do not touch; single values are apart beyond 1 %, single samples never."""
+    if any(len(one.get("samples", (0, 0))) < 2 for one in (before, after)):
+        return False
     if "low" not in before or "low" not in after:
         return bool(abs(after["value"] - before["value"]) > 0.01 * abs(before["value"]))
     return bool(before["high"] < after["low"] or after["high"] < before["low"])
