@@ -25,6 +25,7 @@ from cherenkov.events import Note, Progress
 from cherenkov.inspection import inspect
 from cherenkov.model import Model
 from cherenkov.packing import lower as lower_module
+from cherenkov.packing import meter as meter_module
 from cherenkov.packing.lowbit import at_precision, open_lowbit
 from cherenkov.packing.lower import JOURNAL, lower
 from cherenkov.packing.pack import pack
@@ -332,6 +333,7 @@ def test_cancelled_work_goes_on_where_it_was(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lower_module, "_RECORDS", 1)
+    monkeypatch.setattr(meter_module, "_REPORT_S", 0)  # after each part, however fast they are
     store = pack(opened(source), tmp_path / "store")
     expected = tree(lower(shutil.copytree(store, tmp_path / "expected"), [3, 2]))
     seen = 0
