@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -200,7 +200,7 @@ class Engine:
         last: int,
         spans: Spans,
         wide: Floats,
-        features: Sequence[Floats | None],
+        features: Sequence[Floats | Callable[[], Floats] | None],
         record: Record,
         pool: NDArray[np.uint8],
         table: Ids,
@@ -211,6 +211,16 @@ class Engine:
         flow: object = None,
         /,
     ) -> int: ...
+    def rehearse(
+        self,
+        trunk: Trunk,
+        layer: int,
+        spans: Spans,
+        wide: Floats,
+        features: Sequence[Floats | Callable[[], Floats] | None],
+        ids: Ids,
+        /,
+    ) -> None: ...
     def likely(
         self,
         read: GatedResidual,

@@ -57,6 +57,7 @@ from cherenkov.backends.native_states import (
     NativeChoice,
     advance,
     behind,
+    features_by_layer,
     lengthen,
 )
 from cherenkov.backends.native_weights import Matrix
@@ -64,7 +65,7 @@ from cherenkov.backends.pages import huge_pages
 from cherenkov.errors import BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import cherenkov._native as _native  # noqa: PLR0402 - the package itself is not what is meant
     from cherenkov.checkpoint.affine import HostMatrix
@@ -279,7 +280,7 @@ class Native(NativeDrafts):
     ) -> Stretch[Floats]:
         """Writes into `wide`. Many rows go layer by layer: that costs nothing then, and Ctrl-C is heard in between."""
         layers = reach if len(wide) <= _ROWS_AT_ONE_GO else reach[:1]
-        given = [features.get(i) for i in range(len(blocks))]
+        given = features_by_layer(blocks, features)
         found = self._run(blocks, layers, wide, spans, given, resident, flow=True)
         ran = range(layers.start, min(layers.start + len(found.ids) + 1, layers.stop))
         advance(self._caches(blocks), ran, spans)
@@ -291,7 +292,7 @@ class Native(NativeDrafts):
         layers: range,
         wide: Floats,
         spans: Sequence[Span[Memory[Floats]]],
-        features: list[Floats | None],
+        features: list[Floats | Callable[[], Floats] | None],
         resident: Resident,
         *,
         flow: bool,

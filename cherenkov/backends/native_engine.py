@@ -36,6 +36,7 @@ class NativeEngine(Backend[Matrix, Floats]):
 
     name = "native"
     approximates = True
+    late_features = True
     delta_chunk = 0 if _MISSING else _native.delta_chunk
     most_back = 0 if _MISSING else _native.most_back
     rows_alike = True

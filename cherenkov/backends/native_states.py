@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from cherenkov.backends.operands import AttentionState, Choice
 from cherenkov.errors import BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cherenkov.backends.operands import (
         Block,
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
         Span,
     )
 
-__all__ = ["Drafting", "NativeChoice", "advance", "advance_head", "behind", "lengthen"]
+__all__ = [
+    "Drafting",
+    "NativeChoice",
+    "advance",
+    "advance_head",
+    "behind",
+    "features_by_layer",
+    "lengthen",
+]
 
 
 def advance(caches: Sequence[int], ran: range, spans: Sequence[Span[Memory[Floats]]]) -> None:
@@ -49,6 +58,28 @@ def lengthen(spans: Sequence[Span[AttentionState[Floats]]]) -> None:
     """The spans' rows are in the cache of one layer now."""
     for s in spans:
         s.state.length = s.position + s.stop - s.start
+
+
+def features_by_layer(
+    blocks: Sequence[Block[Any, Any]], features: Mapping[int, Floats]
+) -> list[Floats | Callable[[], Floats] | None]:
+    """N-gram features as the kernels take them: those that are here, how to wait for the others, None of other layers."""
+    return [
+        None
+        if block.ple is None
+        else features[i]
+        if i in features
+        else partial(_awaited, features, i)
+        for i, block in enumerate(blocks)
+    ]
+
+
+def _awaited(features: Mapping[int, Floats], layer: int) -> Floats:
+    try:
+        return features[layer]
+    except KeyError:
+        reason = "features do not have the layer's shape"
+        raise BackendError("native", "stretch", reason) from None
 
 
 def behind(state: DeltaState[Floats] | PleState[Floats], position: int, most_back: int) -> Floats:

@@ -263,15 +263,31 @@ public:
                 const Record* lower, const std::optional<Tags>& tags, HeldFlow* flow) {
         engine("stretch");
         const Busy busy(held);
-        const Reach reach = checked_reach(trunk, first, last, spans, wide, features, ids);
+        Reach reach;
+        check_reach(reach, trunk, first, last, spans, wide, features);
+        need(has_shape(ids, {last - first, side(wide, 0), trunk.top_k}), "stretch", "shapes do not fit");
         const Residency here = checked_residency(trunk, checked_slots(record, pool, lower, tags, "stretch"), table);
         if (flow != nullptr) need_flow(*flow, here, "stretch");
         int done = 0;
         run("stretch", [&](Engine& e) {
-            done = trunk.stretch.run(e, trunk.layers, first, last, reach.spans, wide.data(), side(wide, 0),
-                                     reach.features.data(), here, flow == nullptr ? nullptr : &flow->flow, held.mixture, ids.data());
+            const Course course{trunk.layers, first, last, reach.spans, wide.data(), side(wide, 0), reach.features, here};
+            done = trunk.stretch.run(e, course, flow == nullptr ? nullptr : &flow->flow, held.mixture, ids.data());
         });
         return done;
+    }
+
+    // What a layer would choose if its input were `wide`, which is written to; its memory stays as it is. See ops.h.
+    void rehearse(HeldTrunk& trunk, int layer, const nb::sequence& spans, const Out<2>& wide, const nb::sequence& features,
+                  const Array<int32_t, 2>& ids) {
+        engine("rehearse");
+        Reach reach;
+        check_reach(reach, trunk, layer, layer + 1, spans, wide, features);
+        need(has_shape(ids, {side(wide, 0), trunk.top_k}), "rehearse", "shapes do not fit");
+        const Residency nothing{};
+        run("rehearse", [&](Engine& e) {
+            const Course course{trunk.layers, layer, layer + 1, reach.spans, wide.data(), side(wide, 0), reach.features, nothing};
+            trunk.stretch.rehearse(e, course, layer, wide.data(), ids.data());
+        });
     }
 
     void fuse(const HeldFuse& held, const Matrix& table, const Ids& tokens, const Const<2>& wide, const Out<2>& out) {
@@ -426,6 +442,7 @@ void bind_engine(nb::module_& m) {
         .def("stretch", &HeldEngine::stretch, arg(), arg(), arg(), arg(), arg().noconvert(), arg(), arg(),
              arg().noconvert(), arg().noconvert(), arg(), arg().noconvert(), arg().none() = nb::none(),
              arg().noconvert().none() = nb::none(), arg().none() = nb::none())
+        .def("rehearse", &HeldEngine::rehearse, arg(), arg(), arg(), arg().noconvert(), arg(), arg().noconvert())
         .def("likely", &HeldEngine::likely, arg(), arg(), arg(), arg().noconvert(), arg().noconvert())
         .def("fuse", &HeldEngine::fuse, arg(), arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
         .def("draft", &HeldEngine::draft, arg(), arg(), arg(), arg().noconvert(), arg().noconvert(), arg(), arg().noconvert(),

@@ -135,24 +135,30 @@ std::vector<Span<const Memory*>> checked_spans(const HeldTrunk& trunk, const nb:
     return found;
 }
 
-Reach checked_reach(const HeldTrunk& trunk, int first, int last, const nb::sequence& spans, const Out<2>& wide,
-                    const nb::sequence& features, const Array<int32_t, 3>& ids) {
+void check_reach(Reach& reach, const HeldTrunk& trunk, int first, int last, const nb::sequence& spans, const Out<2>& wide,
+                 const nb::sequence& features) {
     const int rows = side(wide, 0), count = static_cast<int>(trunk.layers.size());
     need(first >= 0 && first < last && last <= count, op, "there are no such layers");
-    need(rows > 0 && side(wide, 1) == trunk.width && has_shape(ids, {last - first, rows, trunk.top_k}), op,
-         "shapes do not fit");
-    Reach reach{checked_spans(trunk, spans, rows, op), {}};
+    need(rows > 0 && side(wide, 1) == trunk.width, op, "shapes do not fit");
+    reach.spans = checked_spans(trunk, spans, rows, op);
     need(nb::len(features) == trunk.layers.size(), op, "every layer has features, or None");
-    for (int i = 0; i < count; i++) {
-        const Layer& layer = trunk.layers[static_cast<size_t>(i)];
-        reach.features.push_back(nullptr);
-        if (layer.ple == nullptr || i < first || i >= last) continue;
+    const auto checked = [&trunk, rows](nb::handle given, int layer) {
         Const<2> array;
-        need(nb::try_cast<Const<2>>(features[i], array, false) && has_shape(array, {rows, layer.ple->key.cols}), op,
-             "features do not have the layer's shape");
-        reach.features.back() = array.data();
+        need(nb::try_cast<Const<2>>(given, array, false) &&
+                 has_shape(array, {rows, trunk.layers[static_cast<size_t>(layer)].ple->key.cols}),
+             op, "features do not have the layer's shape");
+        return array.data();
+    };
+    for (int i = 0; i < count; i++) {
+        const bool has = trunk.layers[static_cast<size_t>(i)].ple != nullptr && i >= first && i < last;
+        const nb::object given = features[i];
+        reach.features.here.push_back(has && PyCallable_Check(given.ptr()) == 0 ? checked(given, i) : nullptr);
     }
-    return reach;
+    reach.features.late = [&reach, &features, checked](int layer) {
+        const nb::gil_scoped_acquire holding;
+        reach.late.push_back(features[layer]());
+        return checked(reach.late.back(), layer);
+    };
 }
 
 Slots checked_slots(const Record& record, const Array<const uint8_t, 2>& pool, const Record* lower,

@@ -130,13 +130,16 @@ struct HeldMemory {
 
 struct Reach {
     std::vector<Span<const Memory*>> spans;
-    std::vector<const float*> features;  // by layer
+    Features features;
+    std::vector<nb::object> late;  // features that came during the call
 };
 // `more` rows must fit the caches behind these.
 std::vector<Span<const Memory*>> checked_spans(const HeldTrunk&, const nb::sequence& spans, int rows, const char* operation,
                                                int more = 0);
-Reach checked_reach(const HeldTrunk&, int first, int last, const nb::sequence& spans, const Out<2>& wide,
-                    const nb::sequence& features, const Array<int32_t, 3>& ids);
+// For layers [first, last). `features` are of all layers: arrays, None, or callables that return an array, which are called
+// when a layer needs them.
+void check_reach(Reach&, const HeldTrunk&, int first, int last, const nb::sequence& spans, const Out<2>& wide,
+                 const nb::sequence& features);
 using Tags = Array<const uint8_t, 1>;
 Slots checked_slots(const Record&, const Array<const uint8_t, 2>& pool, const Record* lower, const std::optional<Tags>&,
                     const char* operation);

@@ -17,6 +17,9 @@
 // slots behind the chunk's own. Where the next call begins tells what became of them: beyond the chunk, and the fold is
 // made up for and they move to their slots; not beyond it, and nothing has happened. The history of the convolution is a
 // ring by position, so going back takes nothing there.
+//
+// A rehearsal, whose rows are all to be run again, works on copies of what it would change. It makes up for a fold that is
+// due, which its position says as well as the next call's would.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -96,8 +99,8 @@ void fold(const Kernels& k, const Sizes& n, int slots, KeyAt key_at, const float
 // The rows of one layer on their way through it.
 class Rows {
 public:
-    Rows(Engine& engine, const DeltaNet& weights, int rows)
-        : e_(engine), w_(weights), n_(weights), rows_(static_cast<size_t>(rows)),
+    Rows(Engine& engine, const DeltaNet& weights, int rows, bool rehearsal)
+        : e_(engine), w_(weights), n_(weights), rows_(static_cast<size_t>(rows)), rehearsal_(rehearsal),
           channels_(take(n_.channels)), convolved_(take(n_.channels)), gate_(take(n_.heads * n_.dv)),
           a_(take(n_.heads)), b_(take(n_.heads)), mixed_(take(n_.heads * n_.dv)),
           dots_(take(n_.key_heads * 2 * chunk)) {}
@@ -119,12 +122,15 @@ private:
     void run_heads(const std::vector<Span<DeltaState>>& spans, const int* spills) const;
     void expect_heads(const std::vector<Span<DeltaState>>& spans) const;
     void keep_keys(const Span<DeltaState>& span, int spilled) const;
-    size_t head_scratch() const { return (chunk * n_.dk + 2 * chunk * n_.dv + 2 * chunk + n_.dk * n_.dv + 15) / 16 * 16; }
+    size_t head_scratch() const {
+        return (chunk * n_.dk + 2 * chunk * n_.dv + 2 * chunk + n_.dk * n_.dv + chunk * (n_.dv + 1) + 15) / 16 * 16;
+    }
 
     Engine& e_;
     const DeltaNet& w_;
     const Sizes n_;
     const size_t rows_;
+    const bool rehearsal_;
     float* const channels_;   // [R, C] as projected; after the convolution keys and queries, [Hk, R, 2, dk]
     float* const convolved_;  // [R, C]
     float* const gate_;       // [R, Hv*dv]
@@ -158,7 +164,7 @@ void Rows::convolve(const Span<DeltaState>& span, int first, int last) const {
         e_.k.convolve(inputs, w_.conv.weights.data() + first, n_.channels, w_.conv.taps, n, out);
         e_.k.silu(out, 1.0F, n);
     }
-    ring.keep(span.position, rows, now, first, n);
+    if (!rehearsal_) ring.keep(span.position, rows, now, first, n);
 }
 
 // Normalises a head's keys and queries, and finds their dot products with the keys of their chunk.
@@ -198,12 +204,19 @@ void Rows::run_head(const Span<DeltaState>& span, int spilled, size_t head, cons
         std::memcpy(decays, decays + chunk, static_cast<size_t>(spilled) * sizeof(float));
         decays[chunk] = -1;
     }
+    if (rehearsal_) {
+        const auto slots = static_cast<size_t>(span.position == 0 ? 0 : (span.position - 1) % delta_chunk + 1);
+        float *own_values = copy + n_.dk * n_.dv, *own_decays = own_values + chunk * n_.dv;
+        std::copy_n(values, slots * n_.dv, own_values);
+        std::copy_n(decays, slots, own_decays);
+        values = own_values, decays = own_decays;
+    }
     each_chunk(span, [&](Part part) {
         const auto begin = static_cast<size_t>(span.start + part.row);
         if (part.first == 0 && span.position + part.row != 0) {
-            const bool spare = may_go_back(span, part.row);
-            if (spare) {
-                std::memcpy(copy, matrix, n_.dk * n_.dv * sizeof(float));
+            const bool spare = !rehearsal_ && may_go_back(span, part.row);
+            if (spare || rehearsal_) {
+                if (matrix != copy) std::memcpy(copy, matrix, n_.dk * n_.dv * sizeof(float));
                 matrix = copy;
             } else decays[chunk] = -1;
             fold(e_.k, n_, delta_chunk, [&](int slot) -> const float* {
@@ -287,6 +300,7 @@ void Rows::keep_keys(const Span<DeltaState>& span, int spilled) const {
     for (size_t h = 0; h < n_.key_heads; h++) {
         float* keys = n_.keys(span.state.pending, h);
         std::memcpy(keys, keys + chunk * n_.dk, static_cast<size_t>(spilled) * n_.dk * sizeof(float));
+        if (rehearsal_) continue;
         each_chunk(span, [&](Part part) {
             if (whole && part.row + part.count != span.stop - span.start) return;
             const size_t first = static_cast<size_t>(part.first) + (part.first == 0 && may_go_back(span, part.row) ? chunk : 0);
@@ -351,8 +365,8 @@ int64_t pending_size(const DeltaNet& w) {
 }
 
 void delta_net(Engine& e, const DeltaNet& w, const float* x, int rows, const std::vector<Span<DeltaState>>& spans,
-               float* out) {
-    Rows(e, w, rows).run(x, spans, out);
+               float* out, bool rehearsal) {
+    Rows(e, w, rows, rehearsal).run(x, spans, out);
 }
 
 void settle(Engine& e, const DeltaNet& w, int position, float* pending, float* matrix) {

@@ -224,6 +224,30 @@ void expert_wave(Engine& e, const Slots& pool, const Wave& wave, const SharedExp
     m.missing -= pairs, m.begun = true;
 }
 
+void sum_so_far(Engine& e, const Mixture& m, const float* wide, float* out) {
+    const auto width = static_cast<size_t>(m.hidden), s = static_cast<size_t>(m.streams);
+    const auto rows = static_cast<size_t>(m.rows), k = static_cast<size_t>(m.top_k);
+    float *sums = e.scratch.take(rows * width), *weights = e.scratch.take(rows * k);
+    const float** parts = e.scratch.take<const float*>(rows * k);
+    const Task task{m.rows, width * (k + 1 + s) * 2, 0};
+    in_pieces(e, &task, 1, [&](int, int first, int last, int) {
+        for (auto r = static_cast<size_t>(first); r < static_cast<size_t>(last); r++) {
+            size_t count = r * k;
+            for (size_t pair = r * k; pair < (r + 1) * k; pair++)
+                if (m.done[pair] != 0) parts[count] = m.each + pair * width, weights[count++] = m.weights[pair];
+            float* sum = sums + r * width;
+            if (m.begun) e.k.scale(m.shared + r * width, 1.0F / (1.0F + std::exp(-m.switches[r])), m.hidden, sum);
+            else std::fill_n(sum, width, 0.0F);
+            if (count > r * k)
+                e.k.combine(parts + r * k, weights + r * k, static_cast<int>(count - r * k), sum, 1.0F, m.hidden, sum);
+            for (size_t i = r * s; i < (r + 1) * s; i++) {
+                std::copy_n(wide + i * width, width, out + i * width);
+                e.k.add_scaled(out + i * width, m.gain[i], sum, m.hidden);
+            }
+        }
+    });
+}
+
 void finish_mixture(Engine& e, Mixture& m, float* target) {
     const auto width = static_cast<size_t>(m.hidden), k = static_cast<size_t>(m.top_k), s = static_cast<size_t>(m.streams);
     const float** ranks = e.scratch.take<const float*>(static_cast<size_t>(m.rows) * k);

@@ -31,11 +31,11 @@ void Flow::lend(Terms terms) {
     counts = {};
 }
 
-bool Flow::layer(Engine& e, const std::vector<Layer>& layers, int index, const Slots& pool, float* wide, int rows, Mixture& m) {
-    const auto next = static_cast<size_t>(index) + 1;
-    const Layer& layer = layers[next - 1];
+bool Flow::layer(Engine& e, const Course& c, int index, Stretch& stretch, Mixture& m) {
+    const Layer& layer = c.layers[static_cast<size_t>(index)];
     first_record_ = static_cast<int64_t>(index) * memory_.experts;
-    distinct(m.ids, static_cast<size_t>(rows) * static_cast<size_t>(layer.top_k), asked_);
+    looked_ = 0;
+    distinct(m.ids, static_cast<size_t>(c.rows) * static_cast<size_t>(layer.top_k), asked_);
     if (!terms_.coming.empty()) take(memory_.queue->landed(0));
     confront(index);
 
@@ -51,28 +51,28 @@ bool Flow::layer(Engine& e, const std::vector<Layer>& layers, int index, const S
             continue;
         }
         missing.push_back(record);
-        if (const Coming* c = coming(record); c != nullptr) joined.push_back(c->slot);
+        if (const Coming* one = coming(record); one != nullptr) joined.push_back(one->slot);
         else unplaced.push_back(record);
     }
     std::vector<int> slots;
     if (!pick(unplaced.size(), slots)) return false;
     missing_ = missing;
     begin(unplaced, slots, true);
-    for (auto& c : terms_.coming)
-        if (contains(joined, c.slot)) c.required = true, events.push_back({FlowEvent::required, c.record, c.slot, 0, 0});
+    for (auto& one : terms_.coming)
+        if (contains(joined, one.slot)) one.required = true, events.push_back({FlowEvent::required, one.record, one.slot, 0, 0});
     if (!joined.empty()) memory_.queue->promote(joined);
-    if (!missing.empty() && terms_.ahead && next < layers.size()) predict(e, layers[next], index + 1, wide, rows);
 
+    const Slots& pool = c.here.slots;
     if (!here_.empty()) {
         e.scratch.reset();
         expert_wave(e, pool, {here_.data(), slots_.data(), static_cast<int>(here_.size())}, *layer.shared, m);
     }
-    if (!await(e, layer, pool, m)) {
+    if (!await(e, c, index, stretch, m)) {
         hand_back(missing, unplaced);
         return false;
     }
     e.scratch.reset();
-    finish_mixture(e, m, wide);
+    finish_mixture(e, m, c.wide);
 
     counts.asks += static_cast<int64_t>(asked_.size());
     counts.misses += static_cast<int64_t>(missing.size());
@@ -98,15 +98,21 @@ void Flow::hand_back(const std::vector<int64_t>& missing, const std::vector<int6
     missing_.clear();
 }
 
-// Computes what lands until nothing is missing.
-bool Flow::await(Engine& e, const Layer& layer, const Slots& pool, Mixture& m) {
+// Computes what lands until nothing is missing. As long as nothing has, looks at the layers behind, and then waits.
+bool Flow::await(Engine& e, const Course& c, int index, Stretch& stretch, Mixture& m) {
+    const Layer& layer = c.layers[static_cast<size_t>(index)];
     double waited = 0;
     while (!missing_.empty()) {
         ready_.clear(), ready_slots_.clear();
-        const double begun = now();
-        take(memory_.queue->landed(patience));
-        const double seconds = now() - begun;
-        counts.stall_s += seconds;
+        take(memory_.queue->landed(0));
+        double seconds = 0;
+        if (ready_.empty() && !failed_) {
+            if (look(e, c, index, stretch, m)) continue;
+            const double begun = now();
+            take(memory_.queue->landed(patience));
+            seconds = now() - begun;
+            counts.stall_s += seconds;
+        }
         if (failed_) return failed_ = false;
         if (ready_.empty()) {
             waited += seconds;
@@ -115,7 +121,7 @@ bool Flow::await(Engine& e, const Layer& layer, const Slots& pool, Mixture& m) {
         }
         if (counts.stall_s > patience_in_all && !missing_.empty()) return false;
         e.scratch.reset();
-        expert_wave(e, pool, {ready_.data(), ready_slots_.data(), static_cast<int>(ready_.size())}, *layer.shared, m);
+        expert_wave(e, c.here.slots, {ready_.data(), ready_slots_.data(), static_cast<int>(ready_.size())}, *layer.shared, m);
     }
     return true;
 }
@@ -161,45 +167,7 @@ void Flow::confront(int index) {
     counts.predictions += static_cast<int64_t>(expected.size());
     counts.predicted_asks += static_cast<int64_t>(asked_.size());
     expected.clear();
-    if (wrong.empty()) return;
-    for (const int slot : memory_.queue->cancel(wrong)) {
-        const auto c = std::find_if(terms_.coming.begin(), terms_.coming.end(), [&](const Coming& one) { return one.slot == slot; });
-        events.push_back({FlowEvent::cancelled, c->record, slot, 0, 0});
-        terms_.coming.erase(c);
-        free_.push_back(slot);
-    }
-}
-
-// Reads what the next layer's router would choose for the residual as it is now, as far as slots can be had.
-void Flow::predict(Engine& e, const Layer& next, int index, const float* wide, int rows) {
-    const auto r = static_cast<size_t>(rows), k = static_cast<size_t>(next.top_k);
-    e.scratch.reset();
-    int32_t* ids = e.scratch.take<int32_t>(r * k);
-    cpu::likely(e, *next.moe_read, *next.gate, next.top_k, next.normalise, wide, rows, ids);
-
-    const size_t ranks = (3 * k + 4) / 5;  // those below are wrong too often; see cherenkov.experts.lookahead
-    std::vector<int32_t> by_rank, experts;  // the likeliest first, of all rows
-    for (size_t rank = 0; rank < ranks; rank++)
-        for (size_t row = 0; row < r; row++) by_rank.push_back(ids[row * k + rank]);
-    distinct(by_rank.data(), by_rank.size(), experts);
-    std::vector<int64_t>& expected = terms_.expected[static_cast<size_t>(index)];
-    expected.clear();
-    const auto under_way = std::count_if(terms_.coming.begin(), terms_.coming.end(), [](const Coming& c) { return !c.required; });
-    auto room = terms_.most_ahead - static_cast<int>(under_way);
-    std::vector<int64_t> records;
-    std::vector<int> slots;
-    for (const int32_t expert : experts) {
-        const int64_t record = static_cast<int64_t>(index) * memory_.experts + expert;
-        expected.push_back(record);
-        if (const int32_t slot = memory_.table[record]; slot >= 0) {
-            memory_.spared[slot] = 1;
-        } else if (room > 0 && coming(record) == nullptr && pick(1, slots)) {
-            records.push_back(record);
-            room--;
-        }
-    }
-    begin(records, slots, false);
-    foreseen.insert(foreseen.end(), records.begin(), records.end());
+    take_back(wrong);
 }
 
 // Appends `count` slots that may be emptied, or none: false.

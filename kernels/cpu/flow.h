@@ -51,7 +51,7 @@ public:
         std::vector<int> victims;     // slots that may be emptied, in this order
         std::vector<Coming> coming;   // reads under way
         std::vector<std::vector<int64_t>> expected;  // [layers]: records that were predicted
-        bool ahead = false;           // predict the layer after one that lacks experts
+        bool ahead = false;           // while a layer waits, look at those behind it
         int most_ahead = 0;           // predicted reads under way at once
         bool lower = false;           // read what is missing in fewer bits
     };
@@ -61,7 +61,7 @@ public:
     void lend(Terms terms);
     // The experts of layer `index`, chosen in `m`, from first to last, and the sum into `wide`. False if the host has to do it:
     // there are not enough slots to empty, a read failed, or the disk is slow. Some may have been computed then.
-    bool layer(Engine&, const std::vector<Layer>&, int index, const Slots&, float* wide, int rows, Mixture& m);
+    bool layer(Engine&, const Course&, int index, Stretch&, Mixture& m);
 
     // What happened since lend(), for the host to take over.
     std::vector<FlowEvent> events;
@@ -73,13 +73,16 @@ public:
 private:
     void confront(int index);
     void take(const std::vector<io::Landed>& landed);
-    void predict(Engine& e, const Layer& next, int index, const float* wide, int rows);
+    int predicted_under_way() const;
+    void take_back(const std::vector<int>& slots);
+    bool look(Engine&, const Course&, int index, Stretch&, const Mixture& m);
+    void expect(int index, const int32_t* ids, size_t rows, size_t top_k, size_t ranks);
     bool pick(size_t count, std::vector<int>& slots);
     void begin(const std::vector<int64_t>& records, const std::vector<int>& slots, bool required);
     void distinct(const int32_t* ids, size_t count, std::vector<int32_t>& found);
     Coming* coming(int64_t record);
     void hand_back(const std::vector<int64_t>& missing, const std::vector<int64_t>& unplaced);
-    bool await(Engine& e, const Layer& layer, const Slots& pool, Mixture& m);
+    bool await(Engine&, const Course&, int index, Stretch&, Mixture& m);
 
     const Memory memory_;
     Terms terms_;
@@ -88,6 +91,9 @@ private:
     std::vector<int32_t> asked_, here_, slots_;  // experts of the layer; those in memory, and where
     std::vector<int64_t> missing_;        // records that the layer waits for
     std::vector<int32_t> ready_, ready_slots_;
+    int looked_ = 0;                      // how many layers behind this one were looked at
+    std::vector<int32_t> guesses_;
+    std::vector<float> rehearsed_;        // the residual as it would be behind the last of them
     std::vector<uint8_t> seen_;           // by expert
     bool failed_ = false;
     int64_t first_record_ = 0;            // of the layer

@@ -5,6 +5,7 @@
 #pragma once
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "engine.h"
@@ -100,8 +101,10 @@ struct DeltaNet {
 };
 // Numbers in the pending part of a state, or -1 if they are more than an int counts.
 int64_t pending_size(const DeltaNet&);
-// Four regions: projections with the convolution, keys, heads, output.
-void delta_net(Engine&, const DeltaNet&, const float* x, int rows, const std::vector<Span<DeltaState>>&, float* out);
+// Four regions: projections with the convolution, keys, heads, output. A rehearsal leaves the state as it was: the same rows
+// are still to be run.
+void delta_net(Engine&, const DeltaNet&, const float* x, int rows, const std::vector<Span<DeltaState>>&, float* out,
+               bool rehearsal = false);
 // Folds what is pending at `position` into `matrix`, which may be the state's or a copy. Position 0 has nothing pending.
 void settle(Engine&, const DeltaNet&, int position, float* pending, float* matrix);
 
@@ -127,7 +130,8 @@ void sparse_attention(Engine&, const SparseAttention&, const float* x, int rows,
                       const std::vector<Span<AttentionState>>&, const int32_t* ends, int count, float* out);
 
 // read_residual; mixer; inject. In place.
-void mix(Engine&, const GatedResidual&, const DeltaNet&, float* wide, int rows, const std::vector<Span<DeltaState>>&);
+void mix(Engine&, const GatedResidual&, const DeltaNet&, float* wide, int rows, const std::vector<Span<DeltaState>>&,
+         bool rehearsal = false);
 void mix(Engine&, const GatedResidual&, const SparseAttention&, float* wide, int rows,
          const std::vector<Span<AttentionState>>&);
 // The same with `out` [count, S*D] of the rows `ends` only; `wide` stays.
@@ -141,8 +145,10 @@ struct Ple {
     int dilation, streams, hidden;
     float eps;
 };
-// wide += gated n-gram features, in place; the state is a Ring, [(taps - 1) * dilation + most_back, S*D].
-void ple(Engine&, const Ple&, float* wide, const float* features, int rows, const std::vector<Span<float*>>&);
+// wide += gated n-gram features, in place; the state is a Ring, [(taps - 1) * dilation + most_back, S*D], which a rehearsal
+// leaves as it was.
+void ple(Engine&, const Ple&, float* wide, const float* features, int rows, const std::vector<Span<float*>>&,
+         bool rehearsal = false);
 
 // x [R, D] -> ids [R, K] by falling score, ties to the lower id; weights [R, K].
 void route(Engine&, const Weights& gate, int top_k, bool normalise, const float* x, int rows, int32_t* ids,
@@ -203,6 +209,8 @@ void likely(Engine&, const GatedResidual&, const Weights& gate, int top_k, bool 
             int32_t* ids);
 // Outputs of one wave's experts for the rows routed to them. Two regions, which the first wave shares with the shared expert.
 void expert_wave(Engine&, const Slots&, const Wave&, const SharedExpert&, Mixture&);
+// The residual as it would be without the pairs that are missing still: out [R, S*D]. The mixture stays as it is.
+void sum_so_far(Engine&, const Mixture&, const float* wide, float* out);
 // Once none is missing: the sum over ranks, in their order, and the shared expert. wide += gain x sum, or without
 // streams, out = sum.
 void finish_mixture(Engine&, Mixture&, float* wide_or_out);
@@ -237,19 +245,38 @@ struct Residency {
     const int32_t* table;
     int experts;
 };
+// N-gram features [R, P] by layer; null for a layer that has none, or whose rows are still being read: `late` waits for those.
+struct Features {
+    std::vector<const float*> here;
+    std::function<const float*(int layer)> late;
+    const float* of(int layer) {
+        const float*& found = here[static_cast<size_t>(layer)];
+        return found != nullptr ? found : found = late(layer);
+    }
+};
+// What a stretch runs through: layers [first, last) and rows of some sequences, whose residual is `wide` [R, S*D].
+struct Course {
+    const std::vector<Layer>& layers;
+    int first, last;
+    const std::vector<Span<const Memory*>>& spans;
+    float* wide;
+    int rows;
+    Features& features;
+    const Residency& here;
+};
 class Flow;
-// Layers [first, last) until one lacks an expert, or with a flow, until it cannot go on. Keeps its lists from call to call.
+// Layers until one lacks an expert, or with a flow, until it cannot go on. Keeps its lists from call to call.
 class Stretch {
 public:
-    // wide [R, S*D] in place; features[i] of layer i, null if it has none; ids [last - first, R, K].
-    // Returns how many layers ran whole. If that is not all of them, the next one ran as well, up to its experts: its
-    // choice is in `m`, and its ids follow the others'.
-    int run(Engine&, const std::vector<Layer>&, int first, int last, const std::vector<Span<const Memory*>>&, float* wide,
-            int rows, const float* const* features, const Residency&, Flow*, Mixture& m, int32_t* ids);
+    // wide in place; ids [last - first, R, K]. Returns how many layers ran whole. If that is not all of them, the next one
+    // ran as well, up to its experts: its choice is in `m`, and its ids follow the others'.
+    int run(Engine&, const Course&, Flow*, Mixture& m, int32_t* ids);
+    // The ids that layer `index` would choose if its input were `wide`, which goes through its mixer. Everything that it
+    // remembers stays as it is, as far as a later call can tell.
+    void rehearse(Engine&, const Course&, int index, float* wide, int32_t* ids);
 
 private:
-    void mix(Engine&, const Layer&, int index, const std::vector<Span<const Memory*>>&, float* wide, int rows,
-             const float* features);
+    void mix(Engine&, const Course&, int index, float* wide, bool rehearsal);
     std::vector<Span<DeltaState>> delta_;
     std::vector<Span<AttentionState>> attention_;
     std::vector<Span<float*>> ple_;

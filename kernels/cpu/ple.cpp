@@ -30,9 +30,9 @@ void gate_stream(Engine& e, const Ple& w, const Work& work, const float* wide, s
     e.k.rms_norm(gated, w.norm_conv + offset, w.hidden, w.eps, normed);
 }
 
-// Columns [first, last): wide += gated + silu(convolution), for all rows of a sequence; its history moves on.
+// Columns [first, last): wide += gated + silu(convolution), for all rows of a sequence; its history moves on, if it shall.
 void convolve_columns(Engine& e, const Ple& w, const Work& work, const Span<float*>& span, int first, int last,
-                      float* wide, float* scratch) {
+                      float* wide, float* scratch, bool rehearsal) {
     const auto width = static_cast<size_t>(w.conv.channels);
     const int rows = span.stop - span.start, n = last - first, past = (w.conv.taps - 1) * w.dilation;
     const Ring ring(span.state, past, width);
@@ -46,13 +46,13 @@ void convolve_columns(Engine& e, const Ple& w, const Work& work, const Span<floa
         e.k.add(scratch, work.key + at, n);
         e.k.add(wide + at, scratch, n);
     }
-    ring.keep(span.position, rows, now, first, n);
+    if (!rehearsal) ring.keep(span.position, rows, now, first, n);
 }
 
 }  // namespace
 
 void ple(Engine& e, const Ple& w, float* wide, const float* features, int rows,
-         const std::vector<Span<float*>>& spans) {
+         const std::vector<Span<float*>>& spans, bool rehearsal) {
     const auto n = static_cast<size_t>(rows), width = static_cast<size_t>(w.conv.channels);
     const auto hidden = static_cast<size_t>(w.hidden), streams = static_cast<size_t>(w.streams);
     const Work work{e.scratch.take(n * width), e.scratch.take(n * hidden), e.scratch.take(n * width)};
@@ -73,7 +73,7 @@ void ple(Engine& e, const Ple& w, float* wide, const float* features, int rows,
         for (const auto& span : spans)
             for (int c = first; c < last; c += most)
                 convolve_columns(e, w, work, span, c, c + most < last ? c + most : last, wide,
-                                 scratch + static_cast<size_t>(most) * static_cast<size_t>(thread));
+                                 scratch + static_cast<size_t>(most) * static_cast<size_t>(thread), rehearsal);
     });
 }
 

@@ -158,8 +158,9 @@ void inject(Engine& e, float* wide, const float* block, const float* gain, int r
 }
 
 void mix(Engine& e, const GatedResidual& read, const DeltaNet& w, float* wide, int rows,
-         const std::vector<Span<DeltaState>>& spans) {
-    mix_with(e, read, wide, rows, {&w.qkv, &w.z, &w.a, &w.b}, [&](const float* x, float* out) { delta_net(e, w, x, rows, spans, out); });
+         const std::vector<Span<DeltaState>>& spans, bool rehearsal) {
+    mix_with(e, read, wide, rows, {&w.qkv, &w.z, &w.a, &w.b},
+             [&](const float* x, float* out) { delta_net(e, w, x, rows, spans, out, rehearsal); });
 }
 
 void mix(Engine& e, const GatedResidual& read, const SparseAttention& w, float* wide, int rows,

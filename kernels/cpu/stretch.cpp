@@ -28,20 +28,32 @@ struct Forget {
 
 }  // namespace
 
-void Stretch::mix(Engine& e, const Layer& layer, int index, const std::vector<Span<const Memory*>>& spans, float* wide,
-                  int rows, const float* features) {
+void Stretch::mix(Engine& e, const Course& c, int index, float* wide, bool rehearsal) {
     const auto i = static_cast<size_t>(index);
+    const Layer& layer = c.layers[i];
     if (layer.ple != nullptr) {
+        const float* features = c.features.of(index);
         e.scratch.reset();
-        ple(e, *layer.ple, wide, features, rows, parts(spans, ple_, [&](const Memory& m) { return m.layers[i].ple; }));
+        ple(e, *layer.ple, wide, features, c.rows, parts(c.spans, ple_, [&](const Memory& m) { return m.layers[i].ple; }), rehearsal);
     }
+    e.later = before(*layer.moe_read);
     e.scratch.reset();
     if (layer.delta != nullptr)
-        cpu::mix(e, *layer.mixer_read, *layer.delta, wide, rows,
-                 parts(spans, delta_, [&](const Memory& m) { return m.layers[i].delta; }));
-    else
-        cpu::mix(e, *layer.mixer_read, *layer.attention, wide, rows,
-                 parts(spans, attention_, [&](const Memory& m) { return m.layers[i].attention; }));
+        cpu::mix(e, *layer.mixer_read, *layer.delta, wide, c.rows,
+                 parts(c.spans, delta_, [&](const Memory& m) { return m.layers[i].delta; }), rehearsal);
+    else  // what it writes lies behind all that counts, until a later call writes it again
+        cpu::mix(e, *layer.mixer_read, *layer.attention, wide, c.rows,
+                 parts(c.spans, attention_, [&](const Memory& m) { return m.layers[i].attention; }));
+}
+
+void Stretch::rehearse(Engine& e, const Course& c, int index, float* wide, int32_t* ids) {
+    const Layer& layer = c.layers[static_cast<size_t>(index)];
+    const auto later = e.later;
+    mix(e, c, index, wide, true);
+    e.later = {};
+    e.scratch.reset();
+    likely(e, *layer.moe_read, *layer.gate, layer.top_k, layer.normalise, wide, c.rows, ids);
+    e.later = later;
 }
 
 size_t choose_experts(Engine& e, const Layer& layer, const float* wide, int rows, Mixture& m, int32_t* ids) {
@@ -54,33 +66,30 @@ size_t choose_experts(Engine& e, const Layer& layer, const float* wide, int rows
     return pairs;
 }
 
-int Stretch::run(Engine& e, const std::vector<Layer>& layers, int first, int last,
-                 const std::vector<Span<const Memory*>>& spans, float* wide, int rows, const float* const* features,
-                 const Residency& here, Flow* flow, Mixture& m, int32_t* ids) {
+int Stretch::run(Engine& e, const Course& c, Flow* flow, Mixture& m, int32_t* ids) {
     const Forget forget{e};
-    for (int index = first; index < last; index++) {
-        const Layer& layer = layers[static_cast<size_t>(index)];
-        e.later = before(*layer.moe_read);
-        mix(e, layer, index, spans, wide, rows, features[index]);
+    for (int index = c.first; index < c.last; index++) {
+        const Layer& layer = c.layers[static_cast<size_t>(index)];
+        mix(e, c, index, c.wide, false);
         e.later = {{&layer.shared->gate, &layer.shared->up}};
-        const size_t pairs = choose_experts(e, layer, wide, rows, m, ids);
-        if (index + 1 < last) e.later = before(*layers[static_cast<size_t>(index) + 1].mixer_read);
+        const size_t pairs = choose_experts(e, layer, c.wide, c.rows, m, ids);
+        if (index + 1 < c.last) e.later = before(*c.layers[static_cast<size_t>(index) + 1].mixer_read);
         if (flow != nullptr) {
-            if (!flow->layer(e, layers, index, here.slots, wide, rows, m)) return index - first;
+            if (!flow->layer(e, c, index, *this, m)) return index - c.first;
             ids += pairs;
             continue;
         }
-        const int32_t* slot_of = here.table + static_cast<size_t>(index) * static_cast<size_t>(here.experts);
+        const int32_t* slot_of = c.here.table + static_cast<size_t>(index) * static_cast<size_t>(c.here.experts);
         slots_.resize(pairs);
         std::transform(m.ids, m.ids + pairs, slots_.begin(), [&](int32_t id) { return slot_of[id]; });
-        const auto absent = [&](int32_t slot) { return slot < 0 || slot >= here.slots.count; };
-        if (std::any_of(slots_.begin(), slots_.end(), absent)) return index - first;
+        const auto absent = [&](int32_t slot) { return slot < 0 || slot >= c.here.slots.count; };
+        if (std::any_of(slots_.begin(), slots_.end(), absent)) return index - c.first;
         e.scratch.reset();
-        expert_wave(e, here.slots, {m.ids, slots_.data(), static_cast<int>(pairs)}, *layer.shared, m);
-        finish_mixture(e, m, wide);
+        expert_wave(e, c.here.slots, {m.ids, slots_.data(), static_cast<int>(pairs)}, *layer.shared, m);
+        finish_mixture(e, m, c.wide);
         ids += pairs;
     }
-    return last - first;
+    return c.last - c.first;
 }
 
 }  // namespace cherenkov::cpu
