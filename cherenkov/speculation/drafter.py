@@ -158,7 +158,8 @@ class Speculation:
         for lane, (state, tokens) in zip(lanes, parts, strict=True):
             rows = len(tokens)
             piece = wide if len(lanes) == 1 else self._backend.take(wide, range(at, at + rows))
-            head.ran(state, rows, piece, certain=not lane.drafter.tokens)
+            certain = not lane.drafter.tokens
+            head.ran(state, rows, piece, certain=certain, soon=certain and self.pace.drafts_now)
             at += rows
 
     def catch_up(self, state: State[Any]) -> None:
@@ -172,7 +173,8 @@ class Speculation:
             lane.drafter.tokens = []
         if self.pace.rests(len(lanes)):
             return
-        most = min(self._most, max((lane.room for lane in lanes), default=0))
+        rooms = [lane.room for lane in lanes]
+        most = min(self._most, max(rooms, default=0))
         if not most:
             return
         by_head = [lane for lane in lanes if self._choose(lane, most)]
@@ -183,8 +185,8 @@ class Speculation:
         if not count:
             return
         if len(by_head) < len(lanes):
-            for lane in lanes:
-                lane.drafter.tokens = lane.drafter.found[: min(count, lane.room)]
+            for lane, room in zip(lanes, rooms, strict=True):
+                lane.drafter.tokens = lane.drafter.found[: min(count, room)]
         able = [lane for lane in by_head if lane.room] if len(by_head) > 1 else by_head
         if able:
             self._ask_head(able, count)
@@ -211,8 +213,9 @@ class Speculation:
         assert self._head is not None
         begun = self.clock()
         parts = [(lane.state, lane.pending[0]) for lane in lanes]
-        for lane, guess in zip(lanes, self._head.draft(parts, count), strict=True):
-            lane.drafter.tokens = guess[: lane.room]
+        guesses = self._head.draft(parts, count)
+        for lane, guess in zip(lanes, guesses, strict=True):
+            lane.drafter.tokens = guess if len(lanes) == 1 else guess[: lane.room]
         self._draft_s = self.clock() - begun
         self.pace.drafted(len(lanes), count, self._draft_s)
         self.counts.head_rows = self._head.rows

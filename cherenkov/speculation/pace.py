@@ -36,8 +36,8 @@ _THOUGHT = 4
 """Steps that share a thought."""
 _STALE = 64
 """Steps after which a time is measured anew before anything follows from it."""
-_MARGIN = 1.08
-"""More drafts must promise at least so much more than those that are tried now."""
+_MARGIN = (1.0, 1.04, 1.08, 1.08)
+"""So many drafts, if more than now, must promise at least so much more: the further ones are less certain."""
 _MOST_VAIN = 4
 _TEXTS = 16
 """Of so many texts, one is tried where drafts cannot pay."""
@@ -184,6 +184,11 @@ class Pace:
         """The next step of so many sequences is one without drafts, whatever they promise."""
         return self.fixed is None and (self._company.get(lanes) or self._of(lanes)).rests()
 
+    @property
+    def drafts_now(self) -> bool:
+        """A step of one sequence has drafts, as things stand."""
+        return self._of(1).number > 0 if self.fixed is None else self.fixed > 0
+
     def likely(self, most: int) -> int:
         """About how many drafts a step of one sequence has if it has any, at most so many."""
         return min(max(1, self._of(1).number if self.fixed is None else self.fixed), most)
@@ -259,7 +264,7 @@ class _Company:
     def could_pay(self, k: int, draft_s: float) -> bool:
         """So many drafts would be worth their time if all were right, or nobody knows what they take."""
         without, seconds = self.verify[0].mean, self.verify[k].mean + draft_s
-        return not (without and seconds) or (k + 1) * without > _MARGIN * seconds
+        return not (without and seconds) or (k + 1) * without > _MARGIN[k] * seconds
 
     @property
     def number(self) -> int:
@@ -286,7 +291,9 @@ class _Company:
                 return min(self._trying, most)
             self._trying = -1
         rates = self._rates(promised, draft)
-        best = max(range(len(rates)), key=lambda k: rates[k] / (_MARGIN if k > self._best else 1.0))
+        best = max(
+            range(len(rates)), key=lambda k: rates[k] / (_MARGIN[k] if k > self._best else 1.0)
+        )
         if best != min(self._best, most):
             if self.step - self.verify[best].at > _STALE:  # that was another time: what is it now?
                 return self._try(best)
