@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from cherenkov.backends.operands import (
+        Block,
         DeltaState,
         DraftHead,
         ExpertPool,

@@ -6,10 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cherenkov.errors import ConfigError
-from cherenkov.speculation.figures import DraftCounts
+from cherenkov.speculation.acceptance import Acceptance
+from cherenkov.speculation.figures import MOST_DRAFTS, DraftCounts
 from cherenkov.speculation.head import Head
 from cherenkov.speculation.lookup import LENGTHS, Lookup
-from cherenkov.speculation.pace import Acceptance, Pace
+from cherenkov.speculation.pace import Draft, Pace
 from cherenkov.trail import MOST_BEHIND
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ class Speculation:
         self._head: Head[Any] | None = None
         if wanted and network.drafts and mode != "ngram":
             self._head = Head(network, backend)
-        self._draft_s = 0.0  # in the step under way
+        self._head_s = 0.0  # of the head, in the step under way
+        self._draft: Draft | None = None
         self.counts = DraftCounts()
         self.acceptance = Acceptance()
         self.pace = Pace(self._most)
@@ -159,7 +161,8 @@ class Speculation:
             rows = len(tokens)
             piece = wide if len(lanes) == 1 else self._backend.take(wide, range(at, at + rows))
             certain = not lane.drafter.tokens
-            head.ran(state, rows, piece, certain=certain, soon=certain and self.pace.drafts_now)
+            soon = rows > 1 and certain and self.pace.drafts_now
+            head.ran(state, rows, piece, certain=certain, soon=soon)
             at += rows
 
     def catch_up(self, state: State[Any]) -> None:
@@ -178,7 +181,7 @@ class Speculation:
         if not most:
             return
         by_head = [lane for lane in lanes if self._choose(lane, most)]
-        count = self.pace.settled(len(lanes), most)
+        count = self.pace.settled(len(lanes), len(by_head), most)
         if count < 0:
             gains = [lane.drafter.gain(most) for lane in lanes]
             count = self.pace.drafts(gains, len(by_head), most)
@@ -206,18 +209,24 @@ class Speculation:
             drafts = max(drafts, count)
         self.counts.read_bytes += read_bytes
         if seconds is not None:
-            self.pace.took(len(lanes), drafts, seconds - self._draft_s)
-        self._draft_s = 0.0
+            verify_s = seconds - self._head_s
+            self.pace.took(len(lanes), drafts, verify_s, self._draft, reading=read_bytes > 0)
+        self._head_s, self._draft = 0.0, None
 
     def _ask_head(self, lanes: Sequence[Drafting], count: int) -> None:
         assert self._head is not None
+        asked = self.clock()
+        for lane in lanes:  # after a pause: that is the pause's price, and no step's
+            if lane.state.position - lane.state.draft_position > MOST_DRAFTS + 1:
+                self._head.catch_up(lane.state)
         begun = self.clock()
         parts = [(lane.state, lane.pending[0]) for lane in lanes]
         guesses = self._head.draft(parts, count)
         for lane, guess in zip(lanes, guesses, strict=True):
             lane.drafter.tokens = guess if len(lanes) == 1 else guess[: lane.room]
-        self._draft_s = self.clock() - begun
-        self.pace.drafted(len(lanes), count, self._draft_s)
+        done = self.clock()
+        self._draft = Draft(len(lanes), count, done - begun)
+        self._head_s = done - asked
         self.counts.head_rows = self._head.rows
 
     def _choose(self, lane: Drafting, most: int) -> bool:

@@ -44,7 +44,7 @@ class Head(Generic[A]):
         assert state.draft is not None
         position, read = len(state.tokens), state.draft.length
         state.trail.add(position - rows, rows, wide, read)
-        if certain and position - read > (1 if soon and rows > 1 else MOST_BEHIND):
+        if certain and position - read > (1 if soon else MOST_BEHIND):
             self.catch_up(state)
 
     def can_draft(self, state: State[A]) -> bool:
