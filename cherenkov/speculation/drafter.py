@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Drafter", "Speculation"]
 
+_AUTO_LANES = 1
+"""Answers that share a step, at most, for `auto` to guess: they share weights already, and drafts bring next to nothing."""
+_ANY = 1 << 30
 _KINDS = {0: "", **{length: f"ngram{length}" for length in LENGTHS}}
 _SOURCES = {"mtp": "mtp", **dict.fromkeys(_KINDS.values(), "ngram")}
 
@@ -96,6 +99,7 @@ class Speculation:
         acceptance: of all texts.
         pace: what steps take.
         clock: what measures it, in seconds.
+        most_lanes: sequences that may share a step with drafts.
 
     Raises:
         ConfigError: `mtp`, and the model has no head.
@@ -120,6 +124,7 @@ class Speculation:
         self._most = drafts if wanted else 0
         self.is_on = self._most > 0
         self._looks_up = mode in ("auto", "ngram")
+        self.most_lanes = _AUTO_LANES if mode == "auto" else _ANY
         self._backend = backend
         self.clock = clock
         self._head: Head[Any] | None = None
@@ -155,7 +160,7 @@ class Speculation:
     ) -> None:
         """The trunk has run a step of some lanes, the last rows of their sequences, and left `wide` `[R, S*D]`."""
         head, at = self._head, 0
-        if head is None:
+        if head is None or len(lanes) > self.most_lanes:
             return
         for lane, (state, tokens) in zip(lanes, parts, strict=True):
             rows = len(tokens)
@@ -174,12 +179,17 @@ class Speculation:
         """Give each lane, whose next step is that of the token sampled last, its drafts (`Drafter.tokens`)."""
         for lane in lanes:
             lane.drafter.tokens = []
-        if self.pace.rests(len(lanes)):
-            return
-        rooms = [lane.room for lane in lanes]
-        most = min(self._most, max(rooms, default=0))
-        if not most:
-            return
+        if len(lanes) > self.most_lanes:
+            for lane in lanes:  # nor will the head be asked when it is alone again: to keep it in step costs all of them
+                lane.state.trail.close()
+        elif not self.pace.rests(len(lanes)):
+            rooms = [lane.room for lane in lanes]
+            most = min(self._most, max(rooms, default=0))
+            if most:
+                self._guess(lanes, rooms, most)
+
+    def _guess(self, lanes: Sequence[Drafting], rooms: Sequence[int], most: int) -> None:
+        """Choose who drafts for each lane, and how many; `rooms` are what it has room for."""
         by_head = [lane for lane in lanes if self._choose(lane, most)]
         count = self.pace.settled(len(lanes), len(by_head), most)
         if count < 0:
@@ -190,7 +200,7 @@ class Speculation:
         if len(by_head) < len(lanes):
             for lane, room in zip(lanes, rooms, strict=True):
                 lane.drafter.tokens = lane.drafter.found[: min(count, room)]
-        able = [lane for lane in by_head if lane.room] if len(by_head) > 1 else by_head
+        able = [lane for lane in by_head if lane.room]
         if able:
             self._ask_head(able, count)
 
@@ -208,7 +218,7 @@ class Speculation:
             self.counts.rows[count] += 1
             drafts = max(drafts, count)
         self.counts.read_bytes += read_bytes
-        if seconds is not None:
+        if seconds is not None and len(lanes) <= self.most_lanes:
             verify_s = seconds - self._head_s
             self.pace.took(len(lanes), drafts, verify_s, self._draft, reading=read_bytes > 0)
         self._head_s, self._draft = 0.0, None
@@ -223,7 +233,7 @@ class Speculation:
         parts = [(lane.state, lane.pending[0]) for lane in lanes]
         guesses = self._head.draft(parts, count)
         for lane, guess in zip(lanes, guesses, strict=True):
-            lane.drafter.tokens = guess if len(lanes) == 1 else guess[: lane.room]
+            lane.drafter.tokens = guess[: lane.room]
         done = self.clock()
         self._draft = Draft(len(lanes), count, done - begun)
         self._head_s = done - asked
