@@ -3,20 +3,17 @@
 What is not tried is not known. Every number is tried a few times first, in turn; later a neighbour of the best for a few
 steps now and then, after pauses that double while the verdict stays the same: what the trials cost vanishes.
 
-What the text itself repeats and what the head guesses are right in different measure, and take different time. Each has a
-best number of its own; what steps take is measured for both together.
+What the text itself repeats and what the head guesses are right in different measure, and each has a best number of its own.
+What steps take is measured for each by itself as well: where a text repeats itself its experts were used not long ago, and
+a step with drafts would seem cheap, beside those without in what is new.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from cherenkov.speculation.acceptance import Mean
 from cherenkov.speculation.times import Times
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["Company"]
 
@@ -47,7 +44,8 @@ that is in no step's time."""
 _CAUTION = 0.5
 """Standard errors of what was measured, by which more drafts than now must be better: where steps wait for the disk, some take
 thrice as long as others, and a few that went well prove nothing."""
-_MOST_VAIN = 2
+_MOST_VAIN, _MOST_VAIN_READING = 2, 4
+"""One text in four at least has a trial of its own, one in sixteen where trials read experts in vain."""
 _HOPEFUL = 1.04
 """A text is worth a trial of its own if right drafts would be so many times as fast as none."""
 _HOPE = 0.9
@@ -63,14 +61,13 @@ class Company:
         most: drafts, at most.
 
     Attributes:
-        verify: times of steps, by drafts.
         step: how many there were.
     """
 
     def __init__(self, most: int) -> None:
-        self.verify = [Times() for _ in range(most + 1)]
         self.step = 0
-        self._looked_up, self._by_head = _Number(self.verify), _Number(self.verify)
+        self._looked_up, self._by_head = _Number(most), _Number(most)
+        self._decided = self._by_head  # of the step under way
         self._reading = Mean()  # share of steps that read experts
         self._quiet = 0  # until then there are no drafts
         # Steps in a row in which nothing was found, and until when none looks.
@@ -81,19 +78,29 @@ class Company:
         """Of drafts by the head, that is tried now or is best."""
         return self._by_head.now
 
+    def seconds(self, drafts: int, *, head: bool) -> float:
+        """What a step takes in which so many drafts are verified, of the head or looked up; 0 if nobody knows."""
+        return (self._by_head if head else self._looked_up).verify[drafts].mean
+
     def took(self, drafts: int, verify_s: float, *, reading: bool) -> bool:
         """A step with so many drafts for each has taken so long, drafting not counted, and has read experts or not.
 
         Returns:
             It counts.
         """
-        step = self.step
-        if step in self._by_head.cold or step in self._looked_up.cold:
+        step, number = self.step, self._decided
+        if step in number.cold:
             return False
         # Of those without drafts that follow each other, some will do.
-        if drafts or step % _THOUGHT == 0 or self.verify[0].count < _FIRST:
-            self.verify[drafts].add(verify_s, step)
+        if (
+            drafts
+            or step % _THOUGHT == 0
+            or number.verify[0].count < _FIRST
+            or number is self._looked_up
+        ):
+            number.verify[drafts].add(verify_s, step)
             self._reading.add(float(reading))
+            number.reads = self._reading.value > 0.5
         return True
 
     def text_begins(self, draft_s: float, *, anew: bool) -> bool:
@@ -107,10 +114,8 @@ class Company:
             It could pay, if all were right.
         """
         self._quiet = self._nothing = self._unread = 0
-        could = self._could_pay(draft_s)
-        self._looked_up.text_begins(self.step, could=self._could_pay(0.0) or anew, anew=anew)
-        self._by_head.text_begins(self.step, could=could or anew, anew=anew)
-        return could
+        self._looked_up.text_begins(self.step, 0.0, anew=anew)
+        return self._by_head.text_begins(self.step, draft_s, anew=anew)
 
     def rests(self) -> bool:
         """The next step is one without drafts, whatever they promise."""
@@ -120,14 +125,14 @@ class Company:
             self._quiet = 0 if self._by_head.is_active(step) else min(looks, self._by_head.due)
             if step >= self._quiet:
                 return False
-        self.step = step + 1
+        self.step, self._decided = step + 1, self._by_head
         return True
 
     def settled(self, heads: int, most: int) -> int:
         """What `drafts` would say, if that needs no thought; else -1."""
         number = self._by_head if heads else self._looked_up
         if heads and number.is_settled and self.step % _THOUGHT:
-            self.step += 1
+            self.step, self._decided = self.step + 1, number
             return min(number.now, most)
         return -1
 
@@ -142,11 +147,13 @@ class Company:
         self.step += 1
         if promised[-1] <= promised[0]:  # there are none
             self._nothing += 1
-            if self._nothing >= _NOTHING and self.verify[0].mean < _SHORT_S:
+            if self._nothing >= _NOTHING and self._by_head.verify[0].mean < _SHORT_S:
                 self._nothing, self._unread = 0, self.step + _UNREAD
+            self._decided = self._by_head
             return 0
         self._nothing = 0
-        costs = [v.mean for v in self.verify[: len(promised)]]
+        self._decided = self._by_head if heads else self._looked_up
+        costs = [v.mean for v in self._decided.verify[: len(promised)]]
         margin = _MARGIN + _DRIVEN_OUT * self._reading.value
         if not heads:
             return self._looked_up.drafts(promised, costs, margin, self.step)
@@ -157,26 +164,24 @@ class Company:
             draft[number].renew()
         return number
 
-    def _could_pay(self, draft_s: float) -> bool:
-        """One draft would be worth its time if it were right, or nobody knows what it takes."""
-        without, seconds = self.verify[0].mean, self.verify[1].mean + draft_s
-        return not (without and seconds) or 2 * without > _HOPEFUL * seconds
-
 
 class _Number:
     """The best number of drafts of one kind.
 
     Args:
-        verify: times of steps, by drafts.
+        most: drafts, at most.
 
     Attributes:
+        verify: times of steps in which there were such drafts or could have been, by drafts.
         cold: steps with which the latest trial began.
         due: when another number is tried.
+        reads: most steps read experts.
     """
 
-    def __init__(self, verify: Sequence[Times]) -> None:
+    def __init__(self, most: int) -> None:
+        self.verify = [Times() for _ in range(most + 1)]
         self.cold = range(0)
-        self._verify = verify
+        self.reads = False
         self._best = 0
         self._trying, self._until, self._extended = -1, 0, 0
         self.due = _FIRST
@@ -199,15 +204,28 @@ class _Number:
         """There may be drafts in this step."""
         return bool(self._best) or self._trying >= 0 or step >= self.due
 
-    def text_begins(self, step: int, *, could: bool, anew: bool) -> None:
-        """The more texts have shown nothing new, the more of them pass without a trial."""
+    def text_begins(self, step: int, draft_s: float, *, anew: bool) -> bool:
+        """One draft is soon tried, if it could pay: the more texts have shown nothing new, the more of them pass without.
+
+        Args:
+            step: of now.
+            draft_s: what it takes to draft one.
+            anew: try it also if it cannot pay, as far as is known.
+
+        Returns:
+            It could: it would be worth its time if it were right, or nobody knows what it takes.
+        """
+        without, seconds = self.verify[0].mean, self.verify[1].mean + draft_s
+        could = not (without and self.verify[1].count) or 2 * without > _HOPEFUL * seconds
         self._texts += 1
         if self._best or self._trying >= 0 or self._texts < 1 << self._vain:
-            return
-        if could:
+            return could
+        if could or anew:
+            most = _MOST_VAIN_READING if self.reads else _MOST_VAIN
             self._anew = anew
-            self._texts, self._vain = 0, min(self._vain + 1, _MOST_VAIN)
+            self._texts, self._vain = 0, min(self._vain + 1, most)
             self.due = min(self.due, step + _FIRST)
+        return could
 
     def drafts(self, promised: list[float], costs: list[float], margin: float, step: int) -> int:
         """How many to try in a step.
@@ -226,7 +244,7 @@ class _Number:
         rates = [p / cost if cost else 0.0 for p, cost in zip(promised, costs, strict=True)]
         best = max(range(len(rates)), key=lambda k: rates[k] / self._margin(k, margin))
         if best != min(self._best, most):
-            if step - self._verify[best].at > _STALE:  # that was another time: what is it now?
+            if step - self.verify[best].at > _STALE:  # that was another time: what is it now?
                 return self._try(best, step)
             self._best, self._pause, self._vain = best, _PAUSE, 0
             self.due = step + self._pause
@@ -246,18 +264,18 @@ class _Number:
         """So many times the rate of now is to be promised by `k` drafts."""
         if k <= self._best:
             return 1.0
-        doubt = math.hypot(self._verify[k].doubt, self._verify[self._best].doubt)
+        doubt = math.hypot(self.verify[k].doubt, self.verify[self._best].doubt)
         return max(least, 1 + _CAUTION * doubt)
 
     def _goes_on(self, *, nearly: bool) -> bool:
         """The trial that has just ended is made longer."""
         self._extended += nearly
-        return nearly and self._extended <= _EXTENSIONS
+        return nearly and self._extended <= (1 if self.reads else _EXTENSIONS)
 
     def _try(self, k: int, step: int) -> int:
         self._trying, self._until, self._extended = k, step + _COLD + _TRIAL - 1, 0
         self.cold = range(step, step + _COLD)
-        self._verify[k].renew()
+        self.verify[k].renew()
         return k
 
     def _other(self, promised: list[float], rates: list[float]) -> int:

@@ -79,7 +79,7 @@ class Pace:
         self._texts += 1
         anew, could = self._texts % _TEXTS == 0, []
         for lanes, company in self._company.items():
-            if self._most and company.verify[1].count:
+            if self._most and company.step:
                 could.append(company.text_begins(self._drafting(lanes)[1].mean, anew=anew))
         return anew or self.fixed is not None or not could or any(could)
 
@@ -118,8 +118,8 @@ class Pace:
 
     def seconds(self, drafts: int, *, head: bool) -> float:
         """What a step of one sequence with so many drafts takes, as far as is known; else 0."""
-        verify, draft = self._of(1).verify, self._drafting(1)
-        return verify[drafts].mean + (draft[drafts].mean if head else 0.0)
+        verify_s = self._of(1).seconds(drafts, head=head)
+        return verify_s and verify_s + (self._drafting(1)[drafts].mean if head else 0.0)
 
     def _of(self, lanes: int) -> Company:
         if lanes not in self._company:
