@@ -122,6 +122,18 @@ def head(mixer: GatedResidual, matrix: Matrix) -> Head: ...
 class Trunk: ...
 class Memory: ...
 
+class Drafts:
+    def __init__(
+        self,
+        fuse: DraftFuse,
+        table: Matrix,
+        trunk: Trunk,
+        head: Head,
+        experts: tuple[Record, NDArray[np.uint8], Ids, Record | None, NDArray[np.uint8] | None],
+        /,
+    ) -> None: ...
+
+def distinct_in_each(ids: Ids) -> int: ...
 def trunk(layers: Sequence[tuple[Any, ...]]) -> Trunk: ...
 def memory(trunk: Trunk, states: Sequence[Any], ple: Sequence[Any]) -> Memory: ...
 
@@ -235,43 +247,27 @@ class Engine:
     ) -> None: ...
     def draft(
         self,
-        fuse: DraftFuse,
-        table: Matrix,
-        trunk: Trunk,
+        drafts: Drafts,
         tokens: Ids,
         wide: Floats,
         spans: Spans,
         ends: Ids,
-        record: Record,
-        pool: NDArray[np.uint8],
-        slots: Ids,
         mixture: Mixture,
         ids: Ids,
         out: Floats,
-        lower: Record | None = None,
-        tags: NDArray[np.uint8] | None = None,
         /,
     ) -> bool: ...
     def guess(
         self,
-        fuse: DraftFuse,
-        table: Matrix,
-        trunk: Trunk,
-        head: Head,
+        drafts: Drafts,
         tokens: Ids,
         wide: Floats,
         spans: Spans,
-        record: Record,
-        pool: NDArray[np.uint8],
-        slots: Ids,
         mixture: Mixture,
-        found: Ids,
         ids: Ids,
         whole: bool,
-        lower: Record | None = None,
-        tags: NDArray[np.uint8] | None = None,
         /,
-    ) -> bool: ...
+    ) -> list[list[int]] | None: ...
     def logits(self, w: Head, wide: Floats, rows: Ids, out: Floats, /) -> None: ...
     def argmax(self, w: Head, wide: Floats, rows: Ids, out: Ids, /) -> None: ...
 

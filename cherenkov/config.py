@@ -82,7 +82,7 @@ class Settings(BaseModel):
     """Read what the next layer will likely need: while that is faster, always, or never."""
     drafts: int = Field(default=2, ge=0, le=3)
     """Tokens to guess ahead in a step, at most."""
-    speculate: Literal["auto", "mtp", "ngram", "off"] = "off"
+    speculate: Literal["auto", "mtp", "ngram", "off"] = "auto"
     """Guess with the model's draft head, from the text so far, whichever promises more, or not at all."""
 
     sequences: int = Field(default=1, ge=1, le=64)

@@ -8,12 +8,12 @@ for them, a loop for one caller or an engine for many, the lane is the same, and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cherenkov.errors import ContextTooLong, RequestError
 from cherenkov.logprobs import TokenLogprobs, logprobs
 from cherenkov.sampling import Occurrences, Sampling, choose
-from cherenkov.selection import Kept
+from cherenkov.selection import Kept, likeliest
 from cherenkov.state import Rows
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ class Loaded:
     speculation: Speculation
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One sampled token.
 
     Attributes:
@@ -123,6 +122,13 @@ class Lane:
         sampling = wanted.sampling
         self._random = sampling.generator() if random is None else random
         self._seen = Occurrences(prompt) if sampling.needs_occurrences else None
+        # The logits are taken as they are, and the largest is all that is asked.
+        self._takes_largest = (
+            sampling.is_greedy
+            and self._seen is None
+            and not sampling.logit_bias
+            and wanted.top_logprobs is None
+        )
 
     @property
     def is_deciding(self) -> bool:
@@ -223,6 +229,8 @@ class Lane:
     def _sampled(self, logits: NDArray[np.float32]) -> tuple[int, TokenLogprobs | None]:
         """A token, and how likely it was if that is asked for."""
         name, wanted = self._backend.name, self._wanted
+        if self._takes_largest:
+            return likeliest(logits, name), None
         if wanted.top_logprobs is None:
             token = choose(logits, wanted.sampling, self._random, seen=self._seen, backend=name)
             return token, None

@@ -72,6 +72,10 @@ class State(Generic[A]):
     trail: Trail[A] = field(default_factory=Trail, compare=False, repr=False)
     settled: int = 0
     _head: HeadMemory[A] | None = field(default=None, compare=False, repr=False)
+    _caches: list[AttentionState[A]] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._caches = [layer for layer in self.layers if isinstance(layer, AttentionState)]
 
     @property
     def position(self) -> int:
@@ -161,9 +165,8 @@ class State(Generic[A]):
             self.draft.length = position
 
     def _set_lengths(self, length: int) -> None:
-        for layer in self.layers:
-            if isinstance(layer, AttentionState):
-                layer.length = length
+        for cache in self._caches:
+            cache.length = length
 
     def _parts(self) -> dict[str, Any]:
         """Every state, by a name of its own."""

@@ -54,12 +54,16 @@ class Trail(Generic[A]):
 
     def covers(self, first: int, last: int) -> bool:
         """There are residuals of positions `first:last`."""
-        return (
-            bool(self._pieces) and self._pieces[0][0] <= first and sum(self._pieces[-1][:2]) >= last
-        )
+        if not self._pieces or self._pieces[0][0] > first:
+            return False
+        start, rows, _ = self._pieces[-1]
+        return start + rows >= last
 
     def between(self, first: int, last: int, backend: Backend[Any, A]) -> list[tuple[int, A]]:
         """The residuals of positions `first:last`, which it covers, in pieces: how many rows, and these."""
+        start, rows, wide = self._pieces[-1]
+        if start == first and start + rows == last:
+            return [(rows, wide)]
         found: list[tuple[int, A]] = []
         stop = last
         for start, rows, wide in reversed(self._pieces):

@@ -102,7 +102,7 @@ class ServerSettings(_Section):
     """Names, beside loopback ones, that requests may call this server."""
     drafts: Annotated[int, Field(ge=0, le=3)] = 2
     """Tokens to guess ahead in a step, at most. They change nothing in what is said."""
-    speculate: Literal["auto", "mtp", "ngram", "off"] = "off"
+    speculate: Literal["auto", "mtp", "ngram", "off"] = "auto"
     """Who guesses: the model's draft head, the text so far, whichever promises more, or nobody."""
     log_json: bool = False
     """Log lines as JSON."""

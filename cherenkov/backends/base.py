@@ -426,7 +426,7 @@ class Backend(ABC, Generic[M, A]):
         depth: int,  # noqa: ARG002
         *,
         partial: bool,  # noqa: ARG002
-    ) -> tuple[Ids, Ids] | None:
+    ) -> tuple[list[list[int]], Ids] | None:
         """A chain of drafts without the host: `draft_step` and `argmax`, as often as `depth` says, each from the one before.
 
         Args:
@@ -439,7 +439,7 @@ class Backend(ABC, Generic[M, A]):
             partial: experts that are not in memory count as nothing.
 
         Returns:
-            The tokens `[depth, spans]` and the experts `[depth, spans, K]`. None if the backend has no such operation, or an
+            The tokens of each span and the experts `[depth, spans, K]`. None if the backend has no such operation, or an
             expert is not in memory.
         """
         return None

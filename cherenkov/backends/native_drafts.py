@@ -9,7 +9,6 @@ from typing_extensions import override
 
 from cherenkov.backends import native_weights as describe
 from cherenkov.backends.base import (
-    Block,
     DraftHead,
     Floats,
     Ids,
@@ -24,8 +23,10 @@ from cherenkov.backends.native_states import Drafting, NativeChoice, advance_hea
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import cherenkov._native as _native  # noqa: PLR0402 - the package itself is not what is meant
     from cherenkov.backends.native_weights import Matrix
+
+if not describe.missing:
+    import cherenkov._native as _native  # noqa: PLR0402 - the package itself is not what is meant
 
 __all__ = ["NativeDrafts"]
 
@@ -43,21 +44,18 @@ class NativeDrafts(NativeEngine):
         resident: Resident,
         ends: Sequence[int],
     ) -> Stretch[Floats]:
-        block, mixture = drafts.block, self._memory()
+        on, mixture = self._drafting(drafts, resident), self._memory()
         out = np.empty((len(ends), wide.shape[1]), dtype=np.float32)
-        ids = np.empty((len(ends), block.router.top_k), dtype=np.int32)
-        on = self._drafting(drafts, resident)
+        ids = np.empty((len(ends), on.top_k), dtype=np.int32)
         whole = self._engine.draft(
-            *on.head,
+            on.described,
             tokens,
             wide,
-            self._head_spans(on.trunk, block, spans),
+            self._head_spans(on, spans),
             np.array(ends, dtype=np.int32),
-            *on.experts,
             mixture,
             ids,
             out,
-            *on.lower,
         )
         advance_head(spans)
         if not whole:
@@ -76,57 +74,41 @@ class NativeDrafts(NativeEngine):
         depth: int,
         *,
         partial: bool,
-    ) -> tuple[Ids, Ids] | None:
-        block = drafts.block
-        found = np.empty((depth, len(spans)), dtype=np.int32)
-        ids = np.empty((depth, len(spans), block.router.top_k), dtype=np.int32)
-        on = self._drafting(drafts, resident)
-        mixture = self._memory()
-        whole = self._engine.guess(
-            *on.head,
-            self._describe(drafts.head, describe.head_weights),
-            tokens,
-            wide,
-            self._head_spans(on.trunk, block, spans),
-            *on.experts,
-            mixture,
-            found,
-            ids,
-            not partial,
-            *on.lower,
+    ) -> tuple[list[list[int]], Ids] | None:
+        on, mixture = self._drafting(drafts, resident), self._memory()
+        ids = np.empty((depth, len(spans), on.top_k), dtype=np.int32)
+        found = self._engine.guess(
+            on.described, tokens, wide, self._head_spans(on, spans), mixture, ids, not partial
         )
         self._mixtures.append(mixture)
-        if not whole:
+        if found is None:
             return None
         advance_head(spans, depth - 1)
         return found, ids
 
     def _drafting(self, drafts: DraftHead[Matrix, Floats], resident: Resident) -> Drafting:
         """What operations of the draft head work on, described once for each pool."""
-        on, pool, block = self._head, resident.pool, drafts.block
+        on, pool = self._head, resident.pool
         table = resident.slot_table
-        if on is None or on.block is not block or on.pool is not pool or on.table is not table:
+        if on is None or on.drafts is not drafts or on.pool is not pool or on.table is not table:
+            block = drafts.block
             trunk = self._describe(block, self._alone)
-            fuse = self._describe(drafts.fuse, describe.fuse_weights)
             record = self._describe(pool.layout, describe.expert_record)
-            self._head = on = Drafting(
-                block,
-                pool,
-                table,
+            described = _native.Drafts(
+                self._describe(drafts.fuse, describe.fuse_weights),
+                drafts.embedding.table.placed,
                 trunk,
-                (fuse, drafts.embedding.table.placed, trunk),
-                (record, pool.memory, table[block.index :]),
-                self._lower(pool),
+                self._describe(drafts.head, describe.head_weights),
+                (record, pool.memory, table[block.index :], *self._lower(pool)),
             )
+            self._head = on = Drafting(drafts, pool, table, trunk, described, block.router.top_k)
         return on
 
     def _head_spans(
-        self,
-        trunk: _native.Trunk,
-        block: Block[Matrix, Floats],
-        spans: Sequence[Span[Memory[Floats]]],
+        self, on: Drafting, spans: Sequence[Span[Memory[Floats]]]
     ) -> list[tuple[int, int, int, _native.Memory]]:
+        blocks, trunk = (on.drafts.block,), on.trunk
         return [
-            (start, stop, position, self._bound(trunk, (block,), state))
+            (start, stop, position, self._bound(trunk, blocks, state))
             for start, stop, position, state in spans
         ]

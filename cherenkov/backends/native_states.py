@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cherenkov.backends.operands import (
         Block,
         DeltaState,
+        DraftHead,
         ExpertPool,
         Floats,
         Ids,
@@ -93,21 +94,19 @@ class Drafting(NamedTuple):
     """What operations of a draft head work on, as the kernels take it.
 
     Attributes:
-        block: its layer, and
+        drafts: the head, and
         pool, table: the slots and what is in them, by whose identity this is known.
-        trunk: the layer, described.
-        head: the entry, the embedding and the layer.
-        experts: the record's layout, the pool's memory, and the layer's part of the slot table.
-        lower: the layout that records may have instead, and which do; or two times nothing.
+        trunk: its layer, described.
+        described: all of it.
+        top_k: experts that it chooses.
     """
 
-    block: Block[Any, Any]
+    drafts: DraftHead[Any, Any]
     pool: ExpertPool
     table: Ids
     trunk: Any
-    head: tuple[Any, Any, Any]
-    experts: tuple[Any, Any, Any]
-    lower: tuple[Any, Any]
+    described: Any
+    top_k: int
 
 
 class NativeChoice(Choice):

@@ -88,7 +88,7 @@ class Worth(ABC):
 
     @abstractmethod
     def _clear(self) -> None:
-        """Begin: nothing was used yet."""
+        """Begin: nothing was used yet. What is here is worth more than an empty slot, which is worth `-inf`."""
 
     @abstractmethod
     def _count(self, first_layer: int, ids: Ids) -> None:
@@ -153,6 +153,7 @@ class Lru(Worth):
     @override
     def _clear(self) -> None:
         self._now = 0
+        self.table[:] = -1  # more than an empty slot
 
     @override
     def _count(self, first_layer: int, ids: Ids) -> None:

@@ -151,6 +151,8 @@ class RowTable:
         Raises:
             DiskError, CorruptModel: a row cannot be read.
         """
+        if self._cache is None and len(rows) <= _FEW:
+            return self.values(rows.reshape(-1)).reshape(len(rows), -1)
         return self.begin(rows).take()
 
     def close(self) -> None:

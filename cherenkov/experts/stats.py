@@ -155,16 +155,18 @@ class ExpertCounts:
         self.misses: NDArray[np.int64] = np.zeros((layers, experts), dtype=np.int64)
         self.predicted: NDArray[np.int64] = np.zeros((layers, experts), dtype=np.int64)
         self.asks: NDArray[np.int64] = np.zeros(layers, dtype=np.int64)
-        self._uses: list[tuple[int, Ids]] = []
+        self._uses: dict[tuple[int, tuple[int, ...]], list[Ids]] = {}  # by first layer and shape
         self._noted = 0
+        self._noted_ids = 0
         self._missed: list[int] = []
         self._predicted: list[int] = []
 
     def note(self, first_layer: int, ids: Ids) -> None:
         """Rows were routed, `[n, R, K]` of layers from `first_layer` on."""
-        self._uses.append((first_layer, ids))
-        self._noted += ids.size
-        if len(self._uses) == _MOST_NOTED or self._noted > MOST_NOTED_IDS:
+        self._uses.setdefault((first_layer, ids.shape), []).append(ids)
+        self._noted += 1
+        self._noted_ids += ids.size
+        if self._noted == _MOST_NOTED or self._noted_ids > MOST_NOTED_IDS:
             self.settle()
 
     def note_misses(self, records: list[int]) -> None:
@@ -177,23 +179,27 @@ class ExpertCounts:
 
     def settle(self) -> None:
         """Count what was noted."""
-        uses, self._uses, self._noted = self._uses, [], 0
+        uses, self._uses, self._noted, self._noted_ids = self._uses, {}, 0, 0
         missed, self._missed = self._missed, []
         predicted, self._predicted = self._predicted, []
-        for first_layer, ids in uses:
-            self._add(first_layer, ids)
+        for (first_layer, _), alike in uses.items():
+            self._add(first_layer, np.stack(alike))
         np.add.at(self.misses.reshape(-1), missed, 1)
         np.add.at(self.predicted.reshape(-1), predicted, 1)
 
     def _add(self, first_layer: int, ids: Ids) -> None:
-        count, rows, k = ids.shape
-        layers = np.arange(first_layer, first_layer + count)
-        np.add.at(self.rows, (layers[:, None, None], ids), 1)
+        """Of steps that were alike: `[steps, n, R, K]`."""
+        steps, count, rows, k = ids.shape
+        experts = self.rows.shape[1]
+        at = ids + np.arange(0, count * experts, experts)[:, None, None]
+        counts = np.bincount(at.reshape(-1), minlength=count * experts)
+        here = slice(first_layer, first_layer + count)
+        self.rows[here] += counts.reshape(count, experts)
         if rows == 1:
-            self.asks[layers] += k
+            self.asks[here] += steps * k
             return
-        ordered = np.sort(ids.reshape(count, -1), axis=1)
-        self.asks[layers] += 1 + np.count_nonzero(np.diff(ordered, axis=1), axis=1)
+        ordered = np.sort(ids.reshape(steps, count, -1), axis=2)
+        self.asks[here] += steps + np.count_nonzero(np.diff(ordered, axis=2), axis=(0, 2))
 
     @property
     def hits(self) -> NDArray[np.int64]:

@@ -25,8 +25,17 @@ from cherenkov.experts.slots import NOTHING, Slots
 from cherenkov.experts.stats import MOST_NOTED_IDS, ExpertCounts, ExpertStats
 from cherenkov.experts.timeline import Timeline
 
+_native: ModuleType | None
+try:
+    import cherenkov._native as _kernels
+except ImportError:  # a build without kernels
+    _native = None
+else:
+    _native = _kernels
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from types import ModuleType
 
     from cherenkov.backends.base import Floats
     from cherenkov.experts.policy import Policy
@@ -97,7 +106,6 @@ class ExpertStore:
         self._lease: Lease | None = None
         self._stepping = self._ahead = self._flows = False
         self._rows = 0
-        self._full = False  # every record is here: nobody will ask the policy any more
         self.most_ahead = min(_MOST_AHEAD, pool.slots // 4)
         self._trial = Trial(lookahead)
 
@@ -147,8 +155,6 @@ class ExpertStore:
         """
         self._take_over()
         self._rows, self._flows = rows, flows
-        if self.holds_all and not self._full and self.stats.misses >= self._slots.table.size:
-            self._full = not np.any(self._slots.table == NOTHING)
         self._stepping = rows <= MOST_ROWS and self.most_ahead > 0 and not self.holds_all
         self._ahead = self._stepping and self._trial.begin()
         return self._ahead
@@ -414,6 +420,9 @@ class ExpertStore:
         if self.listener is not None:
             for i, each in enumerate(ids if ids.ndim == 3 else [ids]):
                 self.listener(first_layer + i, each)
+        if self.holds_all:  # nothing ever leaves: there is nothing to tell the policy
+            self._counts.note(first_layer, _layered(ids))
+            return
         self._uses.append((first_layer, ids))
         self._noted += ids.size
         if len(self._uses) == _MOST_NOTED or self._noted > MOST_NOTED_IDS:
@@ -423,8 +432,7 @@ class ExpertStore:
         """Count uses and tell the policy. Done for many layers at a time: it costs as much as for one."""
         uses, self._uses, self._noted = self._uses, [], 0
         for first_layer, ids in _runs(uses):
-            if not self._full:
-                self._policy.used(first_layer, ids)
+            self._policy.used(first_layer, ids)
             self._counts.note(first_layer, ids)
 
 
@@ -436,8 +444,16 @@ def _distinct(ids: Ids) -> Ids:
     return flat if len(distinct) == len(listed) else np.array(list(distinct), dtype=np.int32)
 
 
+def _layered(ids: Ids) -> Ids:
+    """`[n, R, K]` of `[n, R, K]`, `[R, K]` or `[K]`."""
+    return ids if ids.ndim == 3 else ids.reshape(1, -1, ids.shape[-1])
+
+
 def _distinct_in_each(ids: Ids) -> int:
     """Distinct ids in each layer of `[n, R, K]`, all layers together."""
+    if _native is not None:
+        found: int = _native.distinct_in_each(ids)
+        return found
     if ids.shape[1] <= MOST_ROWS:
         return sum(len(set(each)) for each in ids.reshape(len(ids), -1).tolist())
     ordered = np.sort(ids.reshape(len(ids), -1), axis=1)
@@ -449,7 +465,7 @@ def _runs(uses: Iterable[tuple[int, Ids]]) -> Iterator[tuple[int, Ids]]:
     run: list[Ids] = []
     first, following = 0, -1
     for layer, ids in uses:
-        block = ids.reshape((-1, *ids.shape[-2:]) if ids.ndim >= 2 else (1, 1, -1))
+        block = _layered(ids)
         if run and (layer != following or block.shape[1:] != run[-1].shape[1:]):
             yield first, np.concatenate(run)
             run = []

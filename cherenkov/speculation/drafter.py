@@ -6,10 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cherenkov.errors import ConfigError
-from cherenkov.speculation.figures import DraftCounts
+from cherenkov.speculation.acceptance import Acceptance
+from cherenkov.speculation.figures import MOST_DRAFTS, DraftCounts
 from cherenkov.speculation.head import Head
 from cherenkov.speculation.lookup import LENGTHS, Lookup
-from cherenkov.speculation.pace import Acceptance, Pace
+from cherenkov.speculation.pace import Draft, Pace
 from cherenkov.trail import MOST_BEHIND
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Drafter", "Speculation"]
 
+_AUTO_LANES = 1
+"""Answers that share a step, at most, for `auto` to guess: they share weights already, and drafts bring next to nothing."""
+_ANY = 1 << 30
 _KINDS = {0: "", **{length: f"ngram{length}" for length in LENGTHS}}
 _SOURCES = {"mtp": "mtp", **dict.fromkeys(_KINDS.values(), "ngram")}
 
@@ -95,6 +99,7 @@ class Speculation:
         acceptance: of all texts.
         pace: what steps take.
         clock: what measures it, in seconds.
+        most_lanes: sequences that may share a step with drafts.
 
     Raises:
         ConfigError: `mtp`, and the model has no head.
@@ -119,12 +124,14 @@ class Speculation:
         self._most = drafts if wanted else 0
         self.is_on = self._most > 0
         self._looks_up = mode in ("auto", "ngram")
+        self.most_lanes = _AUTO_LANES if mode == "auto" else _ANY
         self._backend = backend
         self.clock = clock
         self._head: Head[Any] | None = None
         if wanted and network.drafts and mode != "ngram":
             self._head = Head(network, backend)
-        self._draft_s = 0.0  # in the step under way
+        self._head_s = 0.0  # of the head, in the step under way
+        self._draft: Draft | None = None
         self.counts = DraftCounts()
         self.acceptance = Acceptance()
         self.pace = Pace(self._most)
@@ -153,12 +160,14 @@ class Speculation:
     ) -> None:
         """The trunk has run a step of some lanes, the last rows of their sequences, and left `wide` `[R, S*D]`."""
         head, at = self._head, 0
-        if head is None:
+        if head is None or len(lanes) > self.most_lanes:
             return
         for lane, (state, tokens) in zip(lanes, parts, strict=True):
             rows = len(tokens)
             piece = wide if len(lanes) == 1 else self._backend.take(wide, range(at, at + rows))
-            head.ran(state, rows, piece, certain=not lane.drafter.tokens)
+            certain = not lane.drafter.tokens
+            soon = rows > 1 and certain and self.pace.drafts_now
+            head.ran(state, rows, piece, certain=certain, soon=soon)
             at += rows
 
     def catch_up(self, state: State[Any]) -> None:
@@ -170,22 +179,28 @@ class Speculation:
         """Give each lane, whose next step is that of the token sampled last, its drafts (`Drafter.tokens`)."""
         for lane in lanes:
             lane.drafter.tokens = []
-        if self.pace.rests(len(lanes)):
-            return
-        most = min(self._most, max((lane.room for lane in lanes), default=0))
-        if not most:
-            return
+        if len(lanes) > self.most_lanes:
+            for lane in lanes:  # nor will the head be asked when it is alone again: to keep it in step costs all of them
+                lane.state.trail.close()
+        elif not self.pace.rests(len(lanes)):
+            rooms = [lane.room for lane in lanes]
+            most = min(self._most, max(rooms, default=0))
+            if most:
+                self._guess(lanes, rooms, most)
+
+    def _guess(self, lanes: Sequence[Drafting], rooms: Sequence[int], most: int) -> None:
+        """Choose who drafts for each lane, and how many; `rooms` are what it has room for."""
         by_head = [lane for lane in lanes if self._choose(lane, most)]
-        count = self.pace.settled(len(lanes), most)
+        count = self.pace.settled(len(lanes), len(by_head), most)
         if count < 0:
             gains = [lane.drafter.gain(most) for lane in lanes]
             count = self.pace.drafts(gains, len(by_head), most)
         if not count:
             return
         if len(by_head) < len(lanes):
-            for lane in lanes:
-                lane.drafter.tokens = lane.drafter.found[: min(count, lane.room)]
-        able = [lane for lane in by_head if lane.room] if len(by_head) > 1 else by_head
+            for lane, room in zip(lanes, rooms, strict=True):
+                lane.drafter.tokens = lane.drafter.found[: min(count, room)]
+        able = [lane for lane in by_head if lane.room]
         if able:
             self._ask_head(able, count)
 
@@ -203,18 +218,25 @@ class Speculation:
             self.counts.rows[count] += 1
             drafts = max(drafts, count)
         self.counts.read_bytes += read_bytes
-        if seconds is not None:
-            self.pace.took(len(lanes), drafts, seconds - self._draft_s)
-        self._draft_s = 0.0
+        if seconds is not None and len(lanes) <= self.most_lanes:
+            verify_s = seconds - self._head_s
+            self.pace.took(len(lanes), drafts, verify_s, self._draft, reading=read_bytes > 0)
+        self._head_s, self._draft = 0.0, None
 
     def _ask_head(self, lanes: Sequence[Drafting], count: int) -> None:
         assert self._head is not None
+        asked = self.clock()
+        for lane in lanes:  # after a pause: that is the pause's price, and no step's
+            if lane.state.position - lane.state.draft_position > MOST_DRAFTS + 1:
+                self._head.catch_up(lane.state)
         begun = self.clock()
         parts = [(lane.state, lane.pending[0]) for lane in lanes]
-        for lane, guess in zip(lanes, self._head.draft(parts, count), strict=True):
+        guesses = self._head.draft(parts, count)
+        for lane, guess in zip(lanes, guesses, strict=True):
             lane.drafter.tokens = guess[: lane.room]
-        self._draft_s = self.clock() - begun
-        self.pace.drafted(len(lanes), count, self._draft_s)
+        done = self.clock()
+        self._draft = Draft(len(lanes), count, done - begun)
+        self._head_s = done - asked
         self.counts.head_rows = self._head.rows
 
     def _choose(self, lane: Drafting, most: int) -> bool:

@@ -34,12 +34,17 @@ class Head(Generic[A]):
         self._backend = backend
         self.rows = 0
 
-    def ran(self, state: State[A], rows: int, wide: A, *, certain: bool) -> None:
-        """The trunk has run the last `rows` positions and left `wide` `[rows, S*D]`; see `Speculation.ran`."""
+    def ran(
+        self, state: State[A], rows: int, wide: A, *, certain: bool, soon: bool = False
+    ) -> None:
+        """The trunk has run the last `rows` positions and left `wide` `[rows, S*D]`; see `Speculation.ran`.
+
+        What it lacks is read when it drafts, or when that is much; a prompt is read at once if it will draft `soon`.
+        """
         assert state.draft is not None
         position, read = len(state.tokens), state.draft.length
         state.trail.add(position - rows, rows, wide, read)
-        if certain and position - read > MOST_BEHIND:
+        if certain and position - read > (1 if soon else MOST_BEHIND):
             self.catch_up(state)
 
     def can_draft(self, state: State[A]) -> bool:
@@ -69,19 +74,21 @@ class Head(Generic[A]):
         Returns:
             The guesses of each, the most likely tokens one after the other.
         """
-        backend, network = self._backend, self._network
+        backend = self._backend
         runs: list[tuple[State[A], list[int]]] = []
         pieces: list[A] = []
         for state, following in parts:
-            position = state.position
+            tokens = state.tokens
+            position = len(tokens)
             first = min(state.draft_position, position - 1)
             state.set_draft_position(first)
-            runs.append((state, [*state.tokens[first + 1 :], following]))
+            runs.append((state, [*tokens[first + 1 :], following]))
             pieces += [piece for _, piece in state.trail.between(first, position, backend)]
         rows = Rows(runs)
-        guesses = network.guess(rows, backend.stack(pieces), depth)
+        guesses = self._network.guess(rows, backend.stack(pieces), depth)
         self.rows += len(rows) + (depth - 1) * len(parts)
         for state, _ in parts:
-            state.set_draft_position(state.position)
-            state.trail.forget(state.position - 1)
+            position = len(state.tokens)
+            state.set_draft_position(position)
+            state.trail.forget(position - 1)
         return guesses

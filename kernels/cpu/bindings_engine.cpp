@@ -62,6 +62,39 @@ std::vector<Span<AttentionState>> spans_of(const SparseAttention& w, const nb::s
     return list;
 }
 
+// The draft head and the pool that its experts are in, described and checked once. It points into itself.
+class HeldDrafts {
+public:
+    // `experts` is (record, pool, slot table, the other record or None, tags or None).
+    HeldDrafts(const HeldFuse& fuse, const Matrix& table, const HeldTrunk& trunk, const HeldHead& head, const nb::tuple& experts)
+        : trunk(trunk), last(head.w), first{&fuse.w, &table.w, trunk.layers.data(), true}, keep_(experts) {
+        need(trunk.layers.size() == 1 && trunk.layers[0].attention != nullptr, op,
+             "a draft head is one layer with attention");
+        need(table.w.cols == fuse.w.hidden && trunk.width == fuse.w.hidden * fuse.w.streams &&
+                 last.mixer.hidden * last.mixer.streams == trunk.width && nb::len(experts) == 5,
+             op, "shapes do not fit");
+        record_ = nb::cast<const Record&>(experts[0]);
+        const auto pool = nb::cast<Array<const uint8_t, 2>>(experts[1], false);
+        const auto slots = nb::cast<Array<const int32_t, 2>>(experts[2], false);
+        const bool mixed = !experts[3].is_none();
+        std::optional<Tags> tags;
+        if (mixed) lower_ = nb::cast<const Record&>(experts[3]), tags = nb::cast<Tags>(experts[4], false);
+        here = checked_residency(trunk, checked_slots(record_, pool, mixed ? &lower_ : nullptr, tags, op), slots);
+    }
+    HeldDrafts(const HeldDrafts&) = delete;
+    HeldDrafts& operator=(const HeldDrafts&) = delete;
+
+    const HeldTrunk& trunk;
+    const Head& last;
+    const DraftHead first;
+    Residency here{};
+
+private:
+    static constexpr const char* op = "draft";
+    const nb::object keep_;
+    Record record_, lower_;
+};
+
 class HeldEngine : public Turns {
 public:
     HeldEngine(const std::string& isa, const std::string& precision, int threads) {
@@ -73,7 +106,7 @@ public:
     }
 
     std::string isa() { return engine("isa")->k.name; }
-    std::string precision() { return name_of(engine("precision")->precision); }
+    std::string precision() { return name_of(engine("precision")->usual); }
     int threads() { return engine("threads")->pool.threads(); }
     // Both while no operation runs.
     uint32_t regions() { return engine("regions")->pool.regions(); }
@@ -299,53 +332,55 @@ public:
         run("fuse", [&](Engine& e) { cpu::fuse(e, w, table.w, tokens.data(), wide.data(), rows, out.data()); });
     }
 
-    // A step of the draft head, a trunk of one layer; false if an expert is missing. See ops.h.
-    bool draft(const HeldFuse& fuse, const Matrix& table, const HeldTrunk& trunk, const Ids& tokens, const Const<2>& wide,
-               const nb::sequence& spans, const Ids& ends, const Record& record, const Array<const uint8_t, 2>& pool,
-               const Array<const int32_t, 2>& slots, HeldMixture& held, const Array<int32_t, 2>& ids, const Out<2>& out,
-               const Record* lower, const std::optional<Tags>& tags) {
+    // A step of the draft head; false if an expert is missing. See ops.h.
+    bool draft(const HeldDrafts& drafts, const Ids& tokens, const Const<2>& wide, const nb::sequence& spans, const Ids& ends,
+               HeldMixture& held, const Array<int32_t, 2>& ids, const Out<2>& out) {
         constexpr const char* op = "draft";
         const int rows = side(tokens, 0), count = side(ends, 0);
         engine(op);
         const Busy busy(held);
-        const DraftHead head = draft_head(fuse, table, trunk, tokens, wide, true);
-        need(has_shape(out, {count, trunk.width}) && has_shape(ids, {count, trunk.top_k}), op, "shapes do not fit");
+        need_drafting(drafts, tokens, wide);
+        need(has_shape(out, {count, drafts.trunk.width}) && has_shape(ids, {count, drafts.trunk.top_k}), op,
+             "shapes do not fit");
         for (int i = 0; i < count; i++)
             need(ends.data()[i] >= (i == 0 ? 0 : ends.data()[i - 1] + 1) && ends.data()[i] < rows, op, "rows must ascend");
-        const auto list = head_spans(trunk, spans, rows, 1);
-        const Residency here = checked_residency(trunk, checked_slots(record, pool, lower, tags, op), slots);
+        const auto list = head_spans(drafts.trunk, spans, rows, 1);
         bool whole = false;
         run(op, [&](Engine& e) {
-            whole = cpu::draft(e, head, tokens.data(), wide.data(), rows, list, ends.data(), count, here, held.mixture,
-                               ids.data(), out.data());
+            whole = cpu::draft(e, drafts.first, tokens.data(), wide.data(), rows, list, ends.data(), count, drafts.here,
+                               held.mixture, ids.data(), out.data());
         });
         return whole;
     }
 
-    // Tokens that the draft head guesses, `found` [depth, spans]; false if an expert is missing, and `all` are needed. See
-    // ops.h.
-    bool guess(const HeldFuse& fuse, const Matrix& table, const HeldTrunk& trunk, const HeldHead& last, const Ids& tokens,
-               const Const<2>& wide, const nb::sequence& spans, const Record& record, const Array<const uint8_t, 2>& pool,
-               const Array<const int32_t, 2>& slots, HeldMixture& held, const Array<int32_t, 2>& found,
-               const Array<int32_t, 3>& ids, bool all, const Record* lower, const std::optional<Tags>& tags) {
+    // The tokens that the draft head guesses for each span, one after the other; none if an expert is missing, and `all` are
+    // needed. `ids` [depth, spans, K]. See ops.h.
+    std::optional<std::vector<std::vector<int32_t>>> guess(const HeldDrafts& drafts, const Ids& tokens, const Const<2>& wide,
+                                                           const nb::sequence& spans, HeldMixture& held,
+                                                           const Array<int32_t, 3>& ids, bool all) {
         constexpr const char* op = "guess";
-        const int rows = side(tokens, 0), depth = side(found, 0), count = side(found, 1);
+        const int rows = side(tokens, 0), depth = side(ids, 0), count = side(ids, 1);
         engine(op);
         const Busy busy(held);
-        const DraftHead head = draft_head(fuse, table, trunk, tokens, wide, all);
-        need(last.w.mixer.hidden * last.w.mixer.streams == trunk.width && has_shape(ids, {depth, count, trunk.top_k}), op,
-             "shapes do not fit");
-        const auto list = head_spans(trunk, spans, rows, depth);
+        need_drafting(drafts, tokens, wide);
+        need(side(ids, 2) == drafts.trunk.top_k, op, "shapes do not fit");
+        const auto list = head_spans(drafts.trunk, spans, rows, depth);
         need(list.size() == static_cast<size_t>(count), op, "every sequence has its guesses");
         for (const auto& s : list) need(s.start < s.stop, op, "every sequence has a row");
-        const Residency here = checked_residency(trunk, checked_slots(record, pool, lower, tags, op), slots);
+        DraftHead head = drafts.first;
+        head.all = all;
         bool whole = false;
+        const auto each = static_cast<size_t>(count);
         run(op, [&](Engine& e) {
-            residual_.resize(static_cast<size_t>(count) * static_cast<size_t>(trunk.width));
-            whole = cpu::guess(e, head, last.w, tokens.data(), wide.data(), rows, list, depth, here, held.mixture,
-                               {found.data(), ids.data(), residual_.data()});
+            residual_.resize(each * static_cast<size_t>(drafts.trunk.width));
+            found_.resize(each * static_cast<size_t>(depth));
+            whole = cpu::guess(e, head, drafts.last, tokens.data(), wide.data(), rows, list, depth, drafts.here, held.mixture,
+                               {found_.data(), ids.data(), residual_.data()});
         });
-        return whole;
+        if (!whole) return std::nullopt;
+        std::vector<std::vector<int32_t>> chains(each);
+        for (size_t i = 0; i < found_.size(); i++) chains[i % each].push_back(found_[i]);
+        return chains;
     }
 
     void logits(const HeldHead& held, const Const<2>& wide, const Ids& rows, const Out<2>& out) {
@@ -362,16 +397,11 @@ public:
 
 private:
     std::vector<float> residual_;  // of the draft head; written in turn
+    std::vector<int32_t> found_;   // as well
 
-    static DraftHead draft_head(const HeldFuse& fuse, const Matrix& table, const HeldTrunk& trunk, const Ids& tokens,
-                                const Const<2>& wide, bool all) {
-        constexpr const char* op = "draft";
-        const int rows = side(tokens, 0), width = fuse.w.hidden * fuse.w.streams;
-        need_tokens(tokens, table.w.rows, op);
-        need(trunk.layers.size() == 1 && trunk.layers[0].attention != nullptr, op, "a draft head is one layer with attention");
-        need(rows > 0 && table.w.cols == fuse.w.hidden && trunk.width == width && has_shape(wide, {rows, width}), op,
-             "shapes do not fit");
-        return {&fuse.w, &table.w, trunk.layers.data(), all};
+    static void need_drafting(const HeldDrafts& drafts, const Ids& tokens, const Const<2>& wide) {
+        need_tokens(tokens, drafts.first.table->rows, "draft");
+        need(side(tokens, 0) > 0 && has_shape(wide, {side(tokens, 0), drafts.trunk.width}), "draft", "shapes do not fit");
     }
 
     // Those of the head's only layer, each with room for `more` rows less one behind its own.
@@ -415,6 +445,9 @@ void bind_engine(nb::module_& m) {
         need(!held.busy && !m.finished && has_shape(out, {m.rows, m.top_k}), "experts", "this is no choice of that shape");
         std::copy(m.weights, m.weights + out.size(), out.data());
     });
+    nb::class_<HeldDrafts>(m, "Drafts")
+        .def(nb::init<const HeldFuse&, const Matrix&, const HeldTrunk&, const HeldHead&, const nb::tuple&>(),
+             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>());
     nb::class_<HeldEngine>(m, "Engine")
         .def(nb::init<const std::string&, const std::string&, int>(), arg("isa"), arg("precision"), arg("threads"))
         .def_prop_ro("isa", &HeldEngine::isa)
@@ -445,12 +478,9 @@ void bind_engine(nb::module_& m) {
         .def("rehearse", &HeldEngine::rehearse, arg(), arg(), arg(), arg().noconvert(), arg(), arg().noconvert())
         .def("likely", &HeldEngine::likely, arg(), arg(), arg(), arg().noconvert(), arg().noconvert())
         .def("fuse", &HeldEngine::fuse, arg(), arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
-        .def("draft", &HeldEngine::draft, arg(), arg(), arg(), arg().noconvert(), arg().noconvert(), arg(), arg().noconvert(),
-             arg(), arg().noconvert(), arg().noconvert(), arg(), arg().noconvert(), arg().noconvert(),
-             arg().none() = nb::none(), arg().noconvert().none() = nb::none())
-        .def("guess", &HeldEngine::guess, arg(), arg(), arg(), arg(), arg().noconvert(), arg().noconvert(), arg(), arg(),
-             arg().noconvert(), arg().noconvert(), arg(), arg().noconvert(), arg().noconvert(), arg(),
-             arg().none() = nb::none(), arg().noconvert().none() = nb::none())
+        .def("draft", &HeldEngine::draft, arg(), arg().noconvert(), arg().noconvert(), arg(), arg().noconvert(), arg(),
+             arg().noconvert(), arg().noconvert())
+        .def("guess", &HeldEngine::guess, arg(), arg().noconvert(), arg().noconvert(), arg(), arg(), arg().noconvert(), arg())
         .def("logits", &HeldEngine::logits, arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
         .def("argmax", &HeldEngine::argmax, arg(), arg().noconvert(), arg().noconvert(), arg().noconvert());
 }

@@ -117,6 +117,19 @@ HeldMemory make_memory(const nb::object& trunk, const nb::sequence& states, cons
     return memory;
 }
 
+// Distinct ids in each layer of [n, R, K], all layers together.
+int64_t distinct_in_each(const Array<const int32_t, 3>& ids) {
+    const size_t each = ids.shape(1) * ids.shape(2);
+    std::vector<int32_t> sorted(each);
+    int64_t count = 0;
+    for (size_t i = 0; i < ids.shape(0); i++) {
+        std::copy_n(ids.data() + i * each, each, sorted.begin());
+        std::sort(sorted.begin(), sorted.end());
+        count += std::unique(sorted.begin(), sorted.end()) - sorted.begin();
+    }
+    return count;
+}
+
 }  // namespace
 
 std::vector<Span<const Memory*>> checked_spans(const HeldTrunk& trunk, const nb::sequence& spans, int rows,
@@ -182,6 +195,7 @@ Residency checked_residency(const HeldTrunk& trunk, const Slots& slots, const Ar
 void bind_stretch(nb::module_& m) {
     nb::class_<HeldTrunk>(m, "Trunk");
     nb::class_<HeldMemory>(m, "Memory");
+    m.def("distinct_in_each", &distinct_in_each, nb::arg("ids"));
     m.def("trunk", &make_trunk, nb::arg("layers"));
     m.def("memory", &make_memory, nb::arg("trunk"), nb::arg("states"), nb::arg("ple"));
 }

@@ -18,10 +18,11 @@ struct Angles {
 
 struct Engine {
     Engine(const Kernels& kernels, Precision precision, int threads)
-        : k(kernels), precision(precision), pool(threads), angles(static_cast<size_t>(threads)) {}
+        : k(kernels), usual(precision), precision(precision), pool(threads), angles(static_cast<size_t>(threads)) {}
 
     const Kernels& k;
-    const Precision precision;
+    const Precision usual;
+    Precision precision;  // of activations, now: guesses make do with less than usual
     StealPool pool;
     Scratch scratch;
     // What the operation after this one reads first, if whoever runs both says so.

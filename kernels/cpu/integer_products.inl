@@ -200,55 +200,75 @@ inline bool is_narrow(const Weights& w) {
            w.codes_stride == static_cast<size_t>(narrow_group * w.bits / 8);
 }
 
-// Sums of a block of codes: of one row's group, or of two rows' groups one behind the other.
-template <int Bits, Precision P>
-ALWAYS_INLINE Int narrow_block(const uint8_t* codes, const unsigned char* x) {
-    const auto input = [&](int j) { return With<P>::load_group(x + static_cast<size_t>(j) * 4 * lanes); };
+// Sums of a block of codes, for M inputs: of one row's group, or of two rows' groups one behind the other.
+template <int Bits, Precision P, int M>
+ALWAYS_INLINE Sums<M> narrow_block(const uint8_t* codes, const Inputs<M>& in) {
+    const auto input = [&](int m, int j) { return With<P>::load_group(in.x[m] + static_cast<size_t>(j) * 4 * lanes); };
+    Sums<M> sum;
     if constexpr (P == Precision::int16) {
         const Int v = With<P>::template words<Bits, false>(codes, block_codes);
-        Int sum = With<P>::dot_words(With<P>::template code_word<Bits>(v, 0), input(0));
-        UNROLL(3)
-        for (int j = 1; j < 4; j++) sum = With<P>::dot_words(sum, With<P>::template code_word<Bits>(v, j), input(j));
-        return sum;
+        UNROLL(4)
+        for (int j = 0; j < 4; j++) {
+            const Int q = With<P>::template code_word<Bits>(v, j);
+            UNROLL(4)
+            for (int m = 0; m < M; m++)
+                sum.of[m] = j == 0 ? With<P>::dot_words(q, input(m, j)) : With<P>::dot_words(sum.of[m], q, input(m, j));
+        }
     } else {
         Int even, odd;
         With<P>::template bytes<Bits, false>(codes, block_codes, even, odd);
-        return With<P>::dot_bytes(even, input(0), odd, input(1));
+        UNROLL(4)
+        for (int m = 0; m < M; m++) sum.of[m] = With<P>::dot_bytes(even, input(m, 0), odd, input(m, 1));
     }
+    return sum;
 }
 
 // As many outputs from n on as vectors have lanes: eight blocks.
-template <int Bits, Precision P>
-ALWAYS_INLINE void narrow_strip(const Weights& w, const Inputs<1>& in, int n) {
+template <int Bits, Precision P, int M>
+ALWAYS_INLINE void narrow_strip(const Weights& w, const Inputs<M>& in, int n) {
     constexpr size_t size = block_codes * Bits / 8;
     const auto at = static_cast<size_t>(n);
-    Int four[2];
+    Sums<M> four[2];
+    UNROLL(2)
     for (int half = 0; half < 2; half++) {
         const uint8_t* codes = w.codes + at * w.codes_stride + static_cast<size_t>(half) * 4 * size;
-        const auto block = [&](size_t b) { return narrow_block<Bits, P>(codes + b * size, in.x[0]); };
-        four[half] = Isa::reduce(block(0), block(1), block(2), block(3));
+        const Sums<M> a = narrow_block<Bits, P>(codes, in), b = narrow_block<Bits, P>(codes + size, in);
+        const Sums<M> c = narrow_block<Bits, P>(codes + 2 * size, in), d = narrow_block<Bits, P>(codes + 3 * size, in);
+        UNROLL(4)
+        for (int m = 0; m < M; m++) four[half].of[m] = Isa::reduce(a.of[m], b.of[m], c.of[m], d.of[m]);
     }
-    const Int sums = Isa::in_order(Isa::join(four[0], four[1]));
     const Float scale = Isa::load_bf16(w.scales + at * 2), bias = Isa::load_bf16(w.biases + at * 2);
-    const Float biased = Isa::fmadd(bias, Isa::splat(in.sums[0][0]), Isa::zero());
-    const Float step = Isa::mul(scale, Isa::splat(in.steps[0][0]));
-    // The other chains are zeros, which turn -0 to 0.
-    Isa::store(in.y[0] + n, Isa::add(Isa::fmadd(step, With<P>::to_float(sums), biased), Isa::zero()));
+    UNROLL(4)
+    for (int m = 0; m < M; m++) {
+        const Int sums = Isa::in_order(Isa::join(four[0].of[m], four[1].of[m]));
+        const Float biased = Isa::fmadd(bias, Isa::splat(in.sums[m][0]), Isa::zero());
+        const Float step = Isa::mul(scale, Isa::splat(in.steps[m][0]));
+        // The other chains are zeros, which turn -0 to 0.
+        Isa::store(in.y[m] + n, Isa::add(Isa::fmadd(step, With<P>::to_float(sums), biased), Isa::zero()));
+    }
 }
 
-// Outputs from `first` on, for each input; returns how far it came: the last few are left.
-template <int Bits, Precision P>
-int multiply_narrow(const Weights& w, const Row* rows, int count, int first, int last) {
+// Outputs from `first` on, for M inputs; returns how far it came: the last few are left.
+template <int Bits, Precision P, int M>
+int narrow_rows(const Weights& w, const Row* rows, int first, int last) {
     constexpr size_t bytes = lanes * narrow_group * Bits / 8;
-    const PackedLayout layout = packed_layout(Packing::of(w, P), w.cols);
+    const Inputs<M> in = inputs_of<M>(rows, packed_layout(Packing::of(w, P), w.cols));
     int n = first;
     for (; n + lanes <= last; n += lanes) {
         const uint8_t* ahead = codes_ahead(w, n, last);
         for (size_t line = 0; line < bytes; line += 64) Isa::prefetch(ahead + line);
         Isa::prefetch(w.scales + 2 * static_cast<size_t>(n) + 512);
         Isa::prefetch(w.biases + 2 * static_cast<size_t>(n) + 512);
-        for (int m = 0; m < count; m++) narrow_strip<Bits, P>(w, inputs_of<1>(rows + m, layout), n);
+        narrow_strip<Bits, P, M>(w, in, n);
     }
+    return n;
+}
+
+// The same for each input, some at a time.
+template <int Bits, Precision P>
+int multiply_narrow(const Weights& w, const Row* rows, int count, int first, int last) {
+    int n = first;
+    by_fours(count, [&]<int M>(int m) { n = narrow_rows<Bits, P, M>(w, rows + m, first, last); });
     return n;
 }
 

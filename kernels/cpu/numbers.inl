@@ -232,6 +232,7 @@ void add_product(float* out, int rows, float keep, Factors a, const float* b, in
         sweep(cols - c, [&](int j, int n) { strip.template operator()<1>(c + j, n); });
     };
     if (rows <= 2) by_strips.template operator()<2, lanes == 16 ? 8 : 4>();
+    else if (rows % 4 == 0 && rows <= 8) by_strips.template operator()<4, lanes == 16 ? 4 : 2>();  // of two tokens, of four
     else by_strips.template operator()<6, 2>();
 }
 

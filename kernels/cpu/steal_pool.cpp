@@ -19,7 +19,7 @@ namespace cherenkov::cpu {
 
 namespace {
 
-constexpr auto spin_time = std::chrono::microseconds(30);
+constexpr auto spin_time = std::chrono::microseconds(100);
 
 void relax() {
 #if defined(__x86_64__)

@@ -70,6 +70,9 @@ def model(request, glow_store):
     except BackendError as error:
         pytest.skip(str(error))
     with loaded:
+        if request.param == "resident":  # drafts in company too
+            loaded.responder.loaded.speculation.most_lanes = 8
+            loaded.responder.loaded.speculation.pace.fixed = 2
         yield loaded
 
 

@@ -134,8 +134,9 @@ def test_the_head_is_in_step(glow_store):
 def test_several_lanes_share_a_step(glow_store, expected):
     """Each with its own drafts, and its own of them taken back."""
     with load(glow_store, speculate="auto", drafts=3) as model:
-        Eager(model)
+        counts = Eager(model).counts
         loaded = model.responder.loaded
+        loaded.speculation.most_lanes = 5
         lanes, found = {}, {}
         for text, how in expected:
             prompt = model.encode_prompt(PROMPTS[text], raw=True)
@@ -154,6 +155,25 @@ def test_several_lanes_share_a_step(glow_store, expected):
                     del lanes[name]
             turn += 1
         assert found == {name: answer.tokens for name, answer in expected.items()}
+        assert all(sum(drafted) for drafted in counts.drafted.values())
+
+
+def test_who_shares_a_step_does_without(glow_store, expected):
+    """Unless drafts were asked for; and who is alone again has those of the text."""
+    with load(glow_store, speculate="auto", drafts=3) as model:
+        counts = Eager(model).counts
+        loaded, answer = model.responder.loaded, expected["chat", "greedy"]
+        prompt = model.encode_prompt(PROMPTS["chat"], raw=True)
+        one, other = (Lane(loaded, prompt, Wanted(Sampling(), frozenset(), LENGTH)) for _ in "ab")
+        stepper, said = Stepper(loaded), []
+        for _ in range(9):
+            for lane, steps in zip((one, other), stepper.step([one, other]), strict=True):
+                said += [step.token for step in steps if lane is one]
+        assert (sum(counts.rows[1:]), len(said)) == (0, 9)
+        while not one.is_over:
+            said += [step.token for step in stepper.step([one])[0]]
+        assert said == answer.tokens
+        assert sum(counts.drafted["mtp"]) == 0
 
 
 def test_no_more_than_was_asked_for(glow_store, expected):

@@ -133,7 +133,7 @@ def test_what_the_library_is_asked_for():
         "sequences": 8,
         "prefix_cache_mib": 512,
         "drafts": 2,
-        "speculate": "off",
+        "speculate": "auto",
     }
     assert limits_of(config).max_batch == 8
     assert limits_of(config).prefix_cache_bytes == 512 * MIB

@@ -51,7 +51,7 @@ def test_defaults(home):
         "sequences": 1,
         "prefix_cache_mib": 0,
         "drafts": 2,
-        "speculate": "off",
+        "speculate": "auto",
     }
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from cherenkov.speculation.pace import Acceptance, Pace
+from cherenkov.speculation.acceptance import Acceptance
+from cherenkov.speculation.pace import Draft, Pace
 
 
 class Machine:
@@ -20,14 +21,12 @@ class Machine:
         most = len(self.chances)
         k = 0
         if not self.pace.rests(1):
-            k = self.pace.settled(1, most)
+            k = self.pace.settled(1, 1, most)
             if k < 0:
                 k = self.pace.drafts([self.acceptance.tokens("mtp", most)], 1, most)
         noise = self.random.uniform(0.9, 1.1) * (10 if self.random.random() < 0.02 else 1)
         draft, verify = k * self.head * noise, (1 + k * self.row) * noise
-        if k:
-            self.pace.drafted(1, k, draft)
-        self.pace.took(1, k, verify)
+        self.pace.took(1, k, verify, Draft(1, k, draft) if k else None)
         tokens = 1
         for depth in range(k):
             right = self.random.random() < self.chances[depth]
@@ -109,8 +108,7 @@ def test_several_sequences_are_another_matter():
     gains = [[1.0, 1.9, 2.7]] * 4
     for _ in range(40):
         k = machine.pace.drafts(gains, 4, 2)
-        machine.pace.drafted(4, k, 0.1)
-        machine.pace.took(4, k, 4.0 + 8 * k)
+        machine.pace.took(4, k, 4.0 + 8 * k, Draft(4, k, 0.1) if k else None)
     assert machine.pace.drafts(gains, 4, 2) == 0
     assert machine.step()[0] >= 1
     assert machine.tried[-1] == 2
@@ -135,6 +133,34 @@ def test_texts_are_tried_less_and_less_while_none_is_easy_to_guess():
     assert np.count_nonzero(machine.tried[-300:]) > 150
 
 
+def answers(machine, general, count, tokens, chances):
+    """Tokens a second of some answers, each with its own acceptance, beginning with that of all."""
+    machine.chances, made = chances, []
+    for _ in range(count):
+        machine.pace.text_begins()
+        machine.acceptance = Acceptance(general)
+        steps = [machine.step()]
+        while sum(each for each, _ in steps) < tokens:
+            steps.append(machine.step())
+        made += steps
+    said, seconds = np.sum(made, axis=0)
+    return said / seconds
+
+
+def test_answers_that_are_easy_to_guess_are_found_among_others():
+    """Even where a draft pays little: 1.15 times the speed for these, 0.94 for the others."""
+    found = []
+    for seed in range(6):
+        machine, general = Machine(0.45, 0.25, (0.6, 0.4), seed), Acceptance()
+        for _ in range(3):
+            hard = answers(machine, general, 24, 64, (0.6, 0.4))
+            easy = answers(machine, general, 24, 36, (0.95, 0.4))
+            found.append((hard * 1.18, easy * 1.18))
+    hard, easy = np.mean(found, axis=0)
+    assert hard > 0.96
+    assert easy > 1.08
+
+
 def test_where_even_right_drafts_would_not_pay_few_texts_are_prepared():
     machine = quiet_machine(1.5)
     prepared = [machine.pace.text_begins() for _ in range(64)]
@@ -147,5 +173,5 @@ def test_a_fixed_number_is_what_is_tried():
     pace = Pace(3)
     pace.fixed = 2
     assert not pace.rests(1)
-    assert [pace.settled(1, most) for most in (1, 2, 3)] == [1, 2, 2]
+    assert [pace.settled(1, 1, most) for most in (1, 2, 3)] == [1, 2, 2]
     assert pace.likely(3) == 2

@@ -187,9 +187,8 @@ class Qwen4Exp(Generic[M, A]):
             partial=not experts.holds_all,
         )
         if found is not None:
-            best, ids = found
+            chains, ids = found
             experts.made_do(drafts.block.index, ids.reshape(1, -1, ids.shape[2]))
-            chains: list[list[int]] = best.T.tolist()
             return chains
         tokens: list[list[int]] = [[] for _ in rows.segments]
         ends: Sequence[int] = [s.stop - 1 for s in rows.segments]
@@ -234,14 +233,14 @@ class Qwen4Exp(Generic[M, A]):
         """
         features, awaited = {}, {}
         for layer, hashed in self.weights.hashes.items():
-            ids = [
+            each = [
                 hashed.rows(s.state.tokens, rows.tokens[s.start : s.stop]) for s in rows.segments
             ]
-            pending = self.tables[layer].begin(np.concatenate(ids))
-            if self.tables[layer].on_disk:
-                awaited[layer] = pending
+            ids, table = each[0] if len(each) == 1 else np.concatenate(each), self.tables[layer]
+            if table.on_disk:
+                awaited[layer] = table.begin(ids)
             else:
-                features[layer] = self.ops.array(pending.take())
+                features[layer] = self.ops.array(table.gather(ids))
         return features, awaited
 
     def _mixture(self, layer: Block[M, A], wide: A, choice: Choice, *, ahead: bool = False) -> A:
