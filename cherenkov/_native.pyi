@@ -231,8 +231,9 @@ class Engine:
         wide: Floats,
         features: Sequence[Floats | Callable[[], Floats] | None],
         ids: Ids,
+        most: int = -1,
         /,
-    ) -> None: ...
+    ) -> bool: ...
     def likely(
         self,
         read: GatedResidual,

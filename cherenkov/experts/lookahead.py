@@ -39,7 +39,7 @@ class NextRouter:
     """The layer's own router, on the residual that there is: the upper three fifths of what it would choose.
 
     What it ranks low is wrong too often. On `m2`, of eight, the first is right in 94 of 100 cases, the fifth in 80, the last in 49:
-    reading five instead of all eight wastes half as many bytes, and is as fast or faster. `kernels/cpu/flow.cpp` does the same.
+    reading five instead of all eight wastes half as many bytes, and is as fast or faster. `kernels/cpu/foresight.cpp` does more.
     """
 
     def __init__(self, ops: Backend[Any, Any]) -> None:

@@ -310,17 +310,21 @@ public:
     }
 
     // What a layer would choose if its input were `wide`, which is written to; its memory stays as it is. See ops.h.
-    void rehearse(HeldTrunk& trunk, int layer, const nb::sequence& spans, const Out<2>& wide, const nb::sequence& features,
-                  const Array<int32_t, 2>& ids) {
+    // Whether it was done; given up once it has begun `most` chunks, if that is not negative.
+    bool rehearse(HeldTrunk& trunk, int layer, const nb::sequence& spans, const Out<2>& wide, const nb::sequence& features,
+                  const Array<int32_t, 2>& ids, int most) {
         engine("rehearse");
         Reach reach;
         check_reach(reach, trunk, layer, layer + 1, spans, wide, features);
         need(has_shape(ids, {side(wide, 0), trunk.top_k}), "rehearse", "shapes do not fit");
         const Residency nothing{};
+        bool done = true;
         run("rehearse", [&](Engine& e) {
             const Course course{trunk.layers, layer, layer + 1, reach.spans, wide.data(), side(wide, 0), reach.features, nothing};
-            trunk.stretch.rehearse(e, course, layer, wide.data(), ids.data());
+            done = with_halt(e, [&, n = 0]() mutable { return most >= 0 && n++ >= most; },
+                             [&] { trunk.stretch.rehearse(e, course, layer, wide.data(), ids.data()); });
         });
+        return done;
     }
 
     void fuse(const HeldFuse& held, const Matrix& table, const Ids& tokens, const Const<2>& wide, const Out<2>& out) {
@@ -475,7 +479,7 @@ void bind_engine(nb::module_& m) {
         .def("stretch", &HeldEngine::stretch, arg(), arg(), arg(), arg(), arg().noconvert(), arg(), arg(),
              arg().noconvert(), arg().noconvert(), arg(), arg().noconvert(), arg().none() = nb::none(),
              arg().noconvert().none() = nb::none(), arg().none() = nb::none())
-        .def("rehearse", &HeldEngine::rehearse, arg(), arg(), arg(), arg().noconvert(), arg(), arg().noconvert())
+        .def("rehearse", &HeldEngine::rehearse, arg(), arg(), arg(), arg().noconvert(), arg(), arg().noconvert(), arg() = -1)
         .def("likely", &HeldEngine::likely, arg(), arg(), arg(), arg().noconvert(), arg().noconvert())
         .def("fuse", &HeldEngine::fuse, arg(), arg(), arg().noconvert(), arg().noconvert(), arg().noconvert())
         .def("draft", &HeldEngine::draft, arg(), arg().noconvert(), arg().noconvert(), arg(), arg().noconvert(), arg(),

@@ -348,8 +348,11 @@ void Rows::run(const float* x, const std::vector<Span<DeltaState>>& spans, float
     });
 
     e_.pool.ahead.expect({&w_.out});
-    run_heads(spans, spills);
-    for (size_t i = 0; i < spans.size(); i++) keep_keys(spans[i], spills[i]);
+    {
+        const Whole whole(e_);  // a fold is made up for in all heads or in none
+        run_heads(spans, spills);
+        for (size_t i = 0; i < spans.size(); i++) keep_keys(spans[i], spills[i]);
+    }
 
     Inputs mixed(e_, mixed_, width, rows, static_cast<int>(width));
     const Product output{&w_.out, &mixed, out, hidden};

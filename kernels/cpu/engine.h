@@ -1,7 +1,10 @@
 // What every operation runs on: kernels, threads, scratch memory; and how work is cut among the threads.
 #pragma once
 #include <array>
+#include <atomic>
+#include <functional>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -38,7 +41,48 @@ struct Engine {
     }
     std::vector<Angles> angles;  // that each thread computed last, of a row
     Angles block_angles;         // of a block's first row
+    // If there is one, the calling thread asks it before every chunk: once it says true, nothing that was not begun is
+    // computed any more, and the operation throws Halted. For rehearsals, whose results nobody misses; what they change all the
+    // same, they change in one go (see Whole).
+    std::function<bool()> halt;
+    std::atomic<bool> halted{false};
+    bool stops(int thread) {
+        if (thread == 0 && !halted.load(std::memory_order_relaxed) && halt()) halted.store(true, std::memory_order_relaxed);
+        return halted.load(std::memory_order_relaxed);
+    }
     std::mutex turn;  // operations run one at a time, whichever thread asks
+};
+
+// A rehearsal that is not worth finishing.
+struct Halted {};
+
+// Runs f, and gives it up when `halt` says so. Was it done?
+template <typename F>
+bool with_halt(Engine& e, std::function<bool()> halt, const F& f) {
+    struct Over {
+        Engine& e;
+        ~Over() { e.halt = nullptr, e.halted = false; }
+    } over{e};
+    e.halt = std::move(halt);
+    try {
+        f();
+    } catch (const Halted&) {
+        return false;
+    }
+    return true;
+}
+
+// For as long as this lives, nothing is given up half way.
+class Whole {
+public:
+    explicit Whole(Engine& e) : e_(e), halt_(std::exchange(e.halt, nullptr)) {}
+    ~Whole() { e_.halt = std::move(halt_); }
+    Whole(const Whole&) = delete;
+    Whole& operator=(const Whole&) = delete;
+
+private:
+    Engine& e_;
+    std::function<bool()> halt_;
 };
 
 // Work on `size` outputs that may be cut anywhere; each costs `cost`, in bytes of matrix read or as much time.
@@ -76,9 +120,11 @@ template <typename F>
 void in_pieces(Engine& e, const Task* tasks, int count, const F& f) {
     const Cuts cuts(e, tasks, count);
     e.pool.run(cuts.chunks(), [&](int chunk, int thread) {
+        if (e.halt && e.stops(thread)) return;
         const Cuts::Piece piece = cuts.piece(chunk);
         f(piece.task, piece.first, piece.last, thread);
     });
+    if (e.halt && e.halted.load(std::memory_order_relaxed)) throw Halted{};
 }
 
 // Rows of activations, packed once for each form that some matrix wants.

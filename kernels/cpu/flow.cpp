@@ -26,7 +26,7 @@ double now() {
 void Flow::lend(Terms terms) {
     terms_ = std::move(terms);
     terms_.expected.resize(static_cast<size_t>(memory_.layers));
-    next_victim_ = 0;
+    next_victim_ = 0, frontier_ = from_ = -1;
     events.clear(), missed.clear(), foreseen.clear(), free_.clear(), missing_.clear();
     counts = {};
 }
@@ -34,9 +34,9 @@ void Flow::lend(Terms terms) {
 bool Flow::layer(Engine& e, const Course& c, int index, Stretch& stretch, Mixture& m) {
     const Layer& layer = c.layers[static_cast<size_t>(index)];
     first_record_ = static_cast<int64_t>(index) * memory_.experts;
-    looked_ = 0;
     distinct(m.ids, static_cast<size_t>(c.rows) * static_cast<size_t>(layer.top_k), asked_);
     if (!terms_.coming.empty()) take(memory_.queue->landed(0));
+    const int64_t useful = counts.useful_predictions;
     confront(index);
 
     std::vector<int64_t> missing, unplaced;
@@ -57,11 +57,14 @@ bool Flow::layer(Engine& e, const Course& c, int index, Stretch& stretch, Mixtur
     std::vector<int> slots;
     if (!pick(unplaced.size(), slots)) return false;
     missing_ = missing;
+    note_needed(missing.size() + static_cast<size_t>(counts.useful_predictions - useful));
     begin(unplaced, slots, true);
     for (auto& one : terms_.coming)
         if (contains(joined, one.slot)) one.required = true, events.push_back({FlowEvent::required, one.record, one.slot, 0, 0});
     if (!joined.empty()) memory_.queue->promote(joined);
 
+    ready_.clear(), ready_slots_.clear();
+    guess(e, c, index);
     const Slots& pool = c.here.slots;
     if (!here_.empty()) {
         e.scratch.reset();
@@ -102,9 +105,8 @@ void Flow::hand_back(const std::vector<int64_t>& missing, const std::vector<int6
 bool Flow::await(Engine& e, const Course& c, int index, Stretch& stretch, Mixture& m) {
     const Layer& layer = c.layers[static_cast<size_t>(index)];
     double waited = 0;
-    while (!missing_.empty()) {
-        ready_.clear(), ready_slots_.clear();
-        take(memory_.queue->landed(0));
+    while (!missing_.empty() || !ready_.empty()) {
+        if (memory_.queue->any_landed()) take(memory_.queue->landed(0));
         double seconds = 0;
         if (ready_.empty() && !failed_) {
             if (look(e, c, index, stretch, m)) continue;
@@ -122,6 +124,7 @@ bool Flow::await(Engine& e, const Course& c, int index, Stretch& stretch, Mixtur
         if (counts.stall_s > patience_in_all && !missing_.empty()) return false;
         e.scratch.reset();
         expert_wave(e, c.here.slots, {ready_.data(), ready_slots_.data(), static_cast<int>(ready_.size())}, *layer.shared, m);
+        ready_.clear(), ready_slots_.clear();
     }
     return true;
 }
@@ -139,6 +142,7 @@ void Flow::take(const std::vector<io::Landed>& landed) {
             failed_ = failed_ || wanted != missing_.end();
             continue;
         }
+        note_read(l.seconds);
         memory_.tags[came.slot] = came.lower ? 1 : 0;
         memory_.record_in[came.slot] = came.record;
         memory_.table[came.record] = came.slot;

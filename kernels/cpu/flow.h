@@ -75,6 +75,10 @@ private:
     void take(const std::vector<io::Landed>& landed);
     int predicted_under_way() const;
     void take_back(const std::vector<int>& slots);
+    void note_needed(size_t records);
+    void note_read(double seconds);
+    bool pays_to_guess();
+    void guess(Engine&, const Course&, int index);
     bool look(Engine&, const Course&, int index, Stretch&, const Mixture& m);
     void expect(int index, const int32_t* ids, size_t rows, size_t top_k, size_t ranks);
     bool pick(size_t count, std::vector<int>& slots);
@@ -91,9 +95,12 @@ private:
     std::vector<int32_t> asked_, here_, slots_;  // experts of the layer; those in memory, and where
     std::vector<int64_t> missing_;        // records that the layer waits for
     std::vector<int32_t> ready_, ready_slots_;
-    int looked_ = 0;                      // how many layers behind this one were looked at
+    int frontier_ = -1;                   // the last layer that was rehearsed
+    int from_ = -1;                       // the layer whose residual that began with
+    double needed_ = 0;                   // records that layers lacked, or would have, of late
+    double read_s_ = 0, guess_s_ = 0;     // how long a read takes, and a guess
     std::vector<int32_t> guesses_;
-    std::vector<float> rehearsed_;        // the residual as it would be behind the last of them
+    std::vector<float> rehearsed_, trial_;  // the residual as it would be behind the last of them; where the next works
     std::vector<uint8_t> seen_;           // by expert
     bool failed_ = false;
     int64_t first_record_ = 0;            // of the layer

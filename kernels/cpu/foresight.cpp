@@ -1,9 +1,12 @@
-// While a layer waits for the disk: what those behind it will likely ask for, so that it is read next.
+// What the layers behind the present one will likely ask for, so that it is read before they do.
 //
-// The processor would be idle, so guessing costs little, and may be thorough: the next layer is rehearsed, its mixer and its
-// router, on the residual as far as it is known. Then the one behind that, as if the experts of the next added nothing. At the next
-// wait all is guessed anew, from nearer by.
+// Two ways, a cheap one and a thorough one. Before a layer's experts are computed, the next layer's router is asked, with the residual
+// as it is: that leaves its reads the time of a layer. And while a layer waits for the disk, the processor would be idle: the next
+// layer is rehearsed, its mixer and its router, on the residual as far as it is known; then those behind that, as if experts added
+// nothing, for as long as nothing is ready to be computed. Later waits go on where the last one ended.
 #include <algorithm>
+#include <chrono>
+#include <utility>
 
 #include "flow.h"
 
@@ -11,31 +14,80 @@ namespace cherenkov::cpu {
 
 namespace {
 
-// A read lasts about as long as a few rehearsals; and the further away, the less is right.
-constexpr int furthest = 3;
+// Layers that are rehearsed without the experts of those between: the further away, the less is right.
+constexpr int furthest = 6;
 // Predicted reads under way with which the disk has enough to do until the next layer waits.
-constexpr int enough = 6;
+constexpr int enough = 10;
+// A guess has to cost less than this share of the reading that it may bring forward.
+constexpr double worth = 0.25;
+constexpr double weight = 1.0 / 64;  // of the newest in running means
 
 // Of `top_k` experts in the order of the router's ranks, how many to believe in: what it ranks last, it often replaces.
 // See docs/streaming.md for how often.
-size_t believed(size_t top_k, int distance) { return distance == 0 ? top_k - top_k / 8 : top_k - top_k / 3; }
+size_t believed_of_next(size_t top_k) { return top_k - top_k / 8; }
+size_t believed_behind(size_t top_k) { return top_k - top_k / 5; }
+size_t believed_of_guess(size_t top_k) { return top_k - top_k / 4; }
+
+double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// A running mean takes in one value more; the first as it is.
+void follow(double& mean, double value) { mean += (mean == 0 ? 1 : weight) * (value - mean); }
 
 }  // namespace
 
-// Guesses one layer more, of those behind layer `index`, which is in `m`. False if it will not.
+// What a layer needed from the disk, `records`, whether a prediction had brought them or not.
+void Flow::note_needed(size_t records) { needed_ += weight * (static_cast<double>(records) - needed_); }
+
+void Flow::note_read(double seconds) { follow(read_s_, seconds); }
+
+bool Flow::pays_to_guess() {
+    if (needed_ * read_s_ * worth >= guess_s_) return true;
+    guess_s_ *= 1 - weight / 16;  // now and then it is tried again, and measured
+    return false;
+}
+
+// Reads what the next layer would choose of the present residual, if that is likely to pay.
+void Flow::guess(Engine& e, const Course& c, int index) {
+    const int next = index + 1;
+    if (!terms_.ahead || next >= c.last || frontier_ > index || !pays_to_guess()) return;
+    const double begun = now();
+    const Layer& layer = c.layers[static_cast<size_t>(next)];
+    const auto rows = static_cast<size_t>(c.rows), top_k = static_cast<size_t>(layer.top_k);
+    guesses_.resize(rows * top_k);
+    const auto later = std::exchange(e.later, {});
+    e.scratch.reset();
+    likely(e, *layer.moe_read, *layer.gate, layer.top_k, layer.normalise, c.wide, c.rows, guesses_.data());
+    e.later = later;
+    expect(next, guesses_.data(), rows, top_k, believed_of_guess(top_k));
+    follow(guess_s_, now() - begun);
+}
+
+// Rehearses one layer more, of those behind layer `index`, which is in `m`. False if it will not. Given up when all that the
+// layer waits for is there, unless the disk would have nothing to do then.
 bool Flow::look(Engine& e, const Course& c, int index, Stretch& stretch, const Mixture& m) {
-    const int next = index + 1 + looked_;
-    if (!terms_.ahead || looked_ == furthest || next >= c.last || predicted_under_way() >= enough) return false;
-    if (looked_ == 0) {
+    if (!terms_.ahead || predicted_under_way() >= enough) return false;
+    const bool anew = frontier_ <= index || frontier_ - from_ >= furthest;
+    const int next = anew ? index + 1 : frontier_ + 1;
+    if (next >= c.last || (anew && frontier_ > index)) return false;
+    if (anew) {
         rehearsed_.resize(static_cast<size_t>(c.rows) * static_cast<size_t>(m.hidden * m.streams));
         e.scratch.reset();
         sum_so_far(e, m, c.wide, rehearsed_.data());
+        from_ = frontier_ = index;
     }
     const auto rows = static_cast<size_t>(c.rows), top_k = static_cast<size_t>(c.layers[static_cast<size_t>(next)].top_k);
     guesses_.resize(rows * top_k);
-    stretch.rehearse(e, c, next, rehearsed_.data(), guesses_.data());
-    expect(next, guesses_.data(), rows, top_k, believed(top_k, looked_));
-    looked_++;
+    trial_ = rehearsed_;
+    const auto landed = [this] {
+        if (memory_.queue->any_landed()) take(memory_.queue->landed(0));
+        return failed_ || (missing_.empty() && predicted_under_way() > 0);
+    };
+    if (!with_halt(e, landed, [&] { stretch.rehearse(e, c, next, trial_.data(), guesses_.data()); })) return true;
+    rehearsed_.swap(trial_);
+    expect(next, guesses_.data(), rows, top_k, next == from_ + 1 ? believed_of_next(top_k) : believed_behind(top_k));
+    frontier_ = next;
     return true;
 }
 

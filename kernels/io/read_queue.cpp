@@ -11,6 +11,9 @@ namespace {
 
 bool contains(const std::vector<int>& slots, int slot) { return std::find(slots.begin(), slots.end(), slot) != slots.end(); }
 
+// A predicted read may begin beside so many others if `left`, it among them, wait. See the header.
+bool goes_beside(int others, int left) { return left > 0 && others <= left / 2; }
+
 }  // namespace
 
 ReadQueue::ReadQueue(RecordFile& file, uint8_t* memory, int threads, RecordFile* lower)
@@ -21,7 +24,7 @@ void ReadQueue::submit(const std::vector<int64_t>& records, const std::vector<in
     if (workers_.empty()) start();
     auto& queue = required ? required_ : predicted_;
     for (size_t i = 0; i < records.size(); i++) queue.push_back({records[i], slots[i], lower});
-    for (int i = std::min(idle_, static_cast<int>(records.size())); i > 0; i--) wanted_.notify_one();
+    for (int i = std::min(idle_, how_many_may_begin()); i > 0; i--) wanted_.notify_one();
 }
 
 void ReadQueue::promote(const std::vector<int>& slots) {
@@ -29,6 +32,7 @@ void ReadQueue::promote(const std::vector<int>& slots) {
     const auto chosen = [&](const Read& read) { return contains(slots, read.slot); };
     std::copy_if(predicted_.begin(), predicted_.end(), std::back_inserter(required_), chosen);
     std::erase_if(predicted_, chosen);
+    for (int i = std::min(idle_, how_many_may_begin()); i > 0; i--) wanted_.notify_one();
 }
 
 std::vector<int> ReadQueue::cancel(const std::vector<int>& slots) {
@@ -52,6 +56,7 @@ std::vector<Landed> ReadQueue::landed(double patience) {
     std::unique_lock lock(mutex_);
     const auto over = [&] { return !landed_.empty() || (reading_ == 0 && required_.empty() && predicted_.empty()); };
     if (patience > 0 && !over()) arrived_.wait_for(lock, std::chrono::duration<double>(patience), over);
+    any_landed_.store(false, std::memory_order_relaxed);
     return std::exchange(landed_, {});
 }
 
@@ -91,7 +96,7 @@ void ReadQueue::work() {
     while (take(read) || !stop_) {
         if (read.slot < 0) {
             idle_++;
-            wanted_.wait(lock, [&] { return stop_ || !required_.empty() || !predicted_.empty(); });
+            wanted_.wait(lock, [&] { return stop_ || has_turn(); });
             idle_--;
             continue;
         }
@@ -104,20 +109,29 @@ void ReadQueue::work() {
         lock.lock();
         reading_--;
         landed_.push_back({read.slot, status, seconds});
+        any_landed_.store(true, std::memory_order_release);
         arrived_.notify_one();
     }
+}
+
+bool ReadQueue::has_turn() const {
+    return !required_.empty() || goes_beside(reading_, static_cast<int>(predicted_.size()));
+}
+
+int ReadQueue::how_many_may_begin() const {
+    int count = static_cast<int>(required_.size());
+    for (int left = static_cast<int>(predicted_.size()); goes_beside(reading_ + count, left); left--) count++;
+    return count;
 }
 
 // The next read in turn; slot -1 if there is none.
 bool ReadQueue::take(Read& read) {
     read.slot = -1;
-    for (auto* queue : {&required_, &predicted_}) {
-        if (queue->empty()) continue;
-        read = queue->front();
-        queue->pop_front();
-        return true;
-    }
-    return false;
+    if (!has_turn()) return false;
+    auto& queue = required_.empty() ? predicted_ : required_;
+    read = queue.front();
+    queue.pop_front();
+    return true;
 }
 
 }  // namespace cherenkov::io

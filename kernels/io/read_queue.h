@@ -1,8 +1,12 @@
 // Threads that read records into slots of memory, what is required before what is only predicted.
 //
+// Disks tend to end reads that are under way together at the same time, that of the last: a few predicted ones would hold up one that
+// is required. So predicted reads go one after the other, and more at a time only while at least twice as many wait.
+//
 // One thread, the owner, asks and takes what has landed; it alone decides which slot gets which record. A slot belongs to
 // the queue from submit() until landed() or cancel() hands it back.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -41,6 +45,9 @@ public:
     // What has landed since the last call. If nothing has, waits up to `patience` seconds while something is under way.
     std::vector<Landed> landed(double patience);
 
+    // landed() has something to hand out. Takes no lock.
+    bool any_landed() const { return any_landed_.load(std::memory_order_acquire); }
+
     // Reads asked for and not handed back.
     int outstanding();
 
@@ -57,6 +64,8 @@ private:
     void start();
     void work();
     bool take(Read& read);
+    bool has_turn() const;
+    int how_many_may_begin() const;
 
     RecordFile& file_;
     RecordFile* const lower_;
@@ -66,6 +75,7 @@ private:
     std::condition_variable wanted_, arrived_;
     std::deque<Read> required_, predicted_;
     std::vector<Landed> landed_;
+    std::atomic<bool> any_landed_ = false;  // written under the mutex
     int reading_ = 0;
     int idle_ = 0;
     bool stop_ = false;

@@ -1,5 +1,7 @@
 """A rehearsal says what a layer would choose, and leaves no trace of having been: the next call finds everything as it was."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,17 +13,17 @@ from tests.backends.test_stretch import KINDS, Trunk, spans_of
 
 pytestmark = pytest.mark.skipif(bool(native_weights.missing), reason="no native kernels here")
 TOKENS = 64
+LARGE = replace(SMALL, key_dim=64, value_dim=64, value_heads=8)  # whose heads are several chunks
 
 
-def rehearse(trunk, layer, wide, spans, features):
-    """What a layer would choose, and the residual that its mixer leaves."""
+def rehearse(trunk, layer, wide, spans, features, most=-1):
+    """What a layer would choose; None if it was given up, as it is after so many chunks."""
     ops, wide = trunk.ops, wide.copy()
     ids = np.empty((len(wide), trunk.blocks[0].router.top_k), dtype=np.int32)
     held = ops._describe(trunk.blocks, ops._trunk)
     bound = [(s.start, s.stop, s.position, ops._bound(held, trunk.blocks, s.state)) for s in spans]
     given = [features.get(i) for i in range(len(KINDS))]
-    ops._engine.rehearse(held, layer, bound, wide, given, ids)
-    return ids
+    return ids if ops._engine.rehearse(held, layer, bound, wide, given, ids, most) else None
 
 
 def memory(sequence, block):
@@ -46,17 +48,21 @@ def trunks(geometry, sequences):
     return ops, trunk, *([trunk.sequence(TOKENS) for _ in range(sequences)] for _ in range(2))
 
 
-@pytest.mark.parametrize("geometry", [SMALL, ODD], ids=["small", "odd"])
-def test_a_rehearsal_leaves_no_trace(geometry):
-    """Before every step each layer is rehearsed on something else, by as many rows or as few."""
+@pytest.mark.parametrize("given_up", [False, True], ids=["whole", "given up"])
+@pytest.mark.parametrize("geometry", [SMALL, ODD, LARGE], ids=["small", "odd", "large"])
+def test_a_rehearsal_leaves_no_trace(geometry, given_up):
+    """Before every step each layer is rehearsed on something else, by as many rows or as few, or half way."""
     ops, trunk, ours, theirs = trunks(geometry, 3)
     random = np.random.default_rng(1)
+    ended = set()
     while max(s.position for s in ours) < TOKENS - 10:
         counts = random.integers(1, 5, 3).tolist()
         for layer in random.permutation(len(KINDS)).tolist() * 2:
             others = random.integers(1, 3, 3).tolist() if random.random() < 0.3 else counts
             wide, features = trunk.rows(sum(others), int(random.integers(1 << 30)))
-            rehearse(trunk, layer, wide, spans_of(ours, others), features)
+            most = int(random.integers(40)) if given_up else -1
+            said = rehearse(trunk, layer, wide, spans_of(ours, others), features, most)
+            ended.add(said is not None)
         wide, features = trunk.rows(sum(counts), int(random.integers(1 << 30)))
         expected, *_ = trunk.run(ops.stretch, wide.copy(), spans_of(theirs, counts), features)
         found, *_ = trunk.run(ops.stretch, wide, spans_of(ours, counts), features)
@@ -68,6 +74,7 @@ def test_a_rehearsal_leaves_no_trace(geometry):
                 np.testing.assert_array_equal(a, b)
             one.position += count - int(random.integers(count))  # some rows are taken back
             other.position = one.position
+    assert ended == ({False, True} if given_up else {True})
     ops.close()
 
 
