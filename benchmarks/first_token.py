@@ -70,8 +70,8 @@ def measure(args: argparse.Namespace, store: PackedStore) -> dict[str, list[floa
     memory = huge_pages(_SLOTS * stride).reshape(_SLOTS, stride)
     reader = RecordReader(store.experts_path, stride, section.experts, None)
     with (
-        Model.load(store.path, pool="max", **options) as whole,
-        Model.load(store.path, pool=pool, **options) as part,
+        Model.load(store.path, pool="max", speculate="off", **options) as whole,
+        Model.load(store.path, pool=pool, speculate="off", **options) as part,
     ):
         draw = random.Random(0)
         for model in (whole, part):

@@ -73,9 +73,8 @@ def _nothing(*_arguments: object) -> None:
 
 def measure(store: Path, rounds: int) -> list[float]:
     """Milliseconds of processor time of a step, from each of so many answers."""
-    with Model.load(
-        store, backend="native", threads=1, context_tokens=_TOKENS + 64, pool=1.0
-    ) as model:
+    options = {"backend": "native", "threads": 1, "pool": 1.0, "speculate": "off"}
+    with Model.load(store, context_tokens=_TOKENS + 64, **options) as model:
         backend: Any = model._backend
         engine, backend._engine = backend._engine, _Idle()
         times = []

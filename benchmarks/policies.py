@@ -118,14 +118,14 @@ def workloads(tokens: int) -> dict[str, Trace]:
         found[f"{name}, 1 request"] = lanes[0]
         found[f"{name}, {_LANES} requests"] = interleaved(lanes)
 
-    with Model.load("demo", pool="max") as model:
+    with Model.load("demo", pool="max", speculate="off") as model:
         for name, work in (("prose", _write), ("chat", _talk), ("tools", _call)):
             add(name, model, work)
     with tempfile.TemporaryDirectory() as folder:
         geometry = replace(GEOMETRIES["tiny"], experts=64)
         source = write_model(Path(folder) / "random", geometry)
         store = prepare(source, Path(folder) / "store")
-        with Model.load(store, pool="max", context_tokens=1024) as model:
+        with Model.load(store, pool="max", context_tokens=1024, speculate="off") as model:
             add("random weights", model, _babble)
     return found
 

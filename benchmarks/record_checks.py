@@ -55,6 +55,7 @@ def main() -> None:
                 pool=total * share / 1e9,
                 check_records=mode,
                 threads=1,
+                speculate="off",
             )
             decode_cost(models[mode], asked.tokens)  # warm
         costs = {mode: [] for mode in MODES}

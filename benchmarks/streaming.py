@@ -39,7 +39,7 @@ _BUDGETS = {
     1000: 0.3,
     1400: 0.6,
 }  # of mlx-vlm's expert cache in GB, as much as it survives
-_ELSE_MB = 350  # what this engine needs beside the pool, with room for the reads of a prompt
+_ELSE_MB = 300  # what this engine needs beside the pool, 190 at its peak, with room for the reads of a prompt
 _TOKENS = {"cherenkov": 64, "llama.cpp": 8, "mlx-vlm": 16}
 NAMES = tuple(_TOKENS)
 
