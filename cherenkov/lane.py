@@ -118,6 +118,7 @@ class Lane:
             state.trail.close()
         self.is_over = False
         self.asks = 0
+        self._decides = False  # the step under way is one behind whose token drafts may go
         self._before: Snapshot[Any] | None = None
         sampling = wanted.sampling
         self._random = sampling.generator() if random is None else random
@@ -158,7 +159,7 @@ class Lane:
             self.asks, self.drafter.tokens = 0, []
             return running
         drafts = self.drafter.tokens
-        self.asks = 1 + len(drafts)
+        self.asks, self._decides = 1 + len(drafts), self.is_deciding
         # A state that cannot take rows back is kept as it is.
         can = len(drafts) <= self._backend.most_back
         self._before = None if can else self.state.snapshot(self._backend)
@@ -194,7 +195,8 @@ class Lane:
         """Tokens from the rows' logits, as far as the drafts go along. `asks` is 0 when nothing more comes."""
         for depth in range(len(drafts) + 1):
             step = self._decide(logits[depth])
-            self.drafter.decided()
+            if self._decides:
+                self.drafter.decided()
             if depth < len(drafts):
                 right = step.token == drafts[depth]
                 self.drafter.judged(depth, accepted=right)

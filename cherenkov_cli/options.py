@@ -63,12 +63,14 @@ _ENGINE = (
         shell_complete=names(*ISAS),
         help=f"{_either(ISAS)}.",
     ),
-    click.option("--drafts", type=int, metavar="N", help="Tokens to guess ahead, at most 3."),
+    click.option(
+        "--drafts", type=int, metavar="N", help="Tokens to guess ahead, 0 to 3; 2 by default."
+    ),
     click.option(
         "--speculate",
         metavar="HOW",
         shell_complete=names(*GUESSERS),
-        help=f"{_either(GUESSERS)}: who guesses.",
+        help=f"{_either(GUESSERS)}: who guesses. By default auto.",
     ),
     click.option("--quiet", "-q", is_flag=True, help="No timings, progress or notes."),
 )

@@ -254,7 +254,7 @@ class _Number:
         if step >= self.due:
             self._pause = min(2 * self._pause, _LONGEST)
             self.due = step + self._pause
-            other = 1 if self._anew and most else self._other(promised, rates)
+            other = 1 if self._anew and most else self._other(promised, rates, step)
             self._anew = False
             if other >= 0:
                 return self._try(other, step)
@@ -278,7 +278,7 @@ class _Number:
         self.verify[k].renew()
         return k
 
-    def _other(self, promised: list[float], rates: list[float]) -> int:
+    def _other(self, promised: list[float], rates: list[float], step: int) -> int:
         """A number beside the best that may be better, or -1."""
         best = min(self._best, len(promised) - 1)
         found = []
@@ -287,7 +287,9 @@ class _Number:
                 continue
             # What was never tried takes as much more as the one before did, it is assumed.
             hoped = rates[k] or rates[best] * promised[k] / promised[best] * _HOPE
-            if hoped > _WORTH * rates[best] or self._pause == _LONGEST:
+            # Fewer cost little to try, and what they took was perhaps measured while the pool filled.
+            old = k < best and step - self.verify[k].at > _STALE
+            if hoped > _WORTH * rates[best] or old or self._pause == _LONGEST:
                 found.append(k)
         self._turn += 1
         return found[self._turn % len(found)] if found else -1

@@ -23,7 +23,7 @@ class DraftCounts:
         drafted: by source, drafts that a step verified, at depth 1, 2 and 3.
         accepted: by source, those of them that the model said as well.
         rows: steps of one row, of two, three and four: the token sampled last, and its drafts.
-        tokens: tokens sampled, the first of each answer included.
+        tokens: tokens that these steps brought; the first of an answer, which its prompt's rows bring, is none of them.
         read_bytes: bytes of experts that were read meanwhile.
         head_rows: rows that the draft head ran, those of prompts not counted.
     """

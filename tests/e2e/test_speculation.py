@@ -97,6 +97,7 @@ def test_the_answer_is_the_same(glow_store, expected, mode, drafts, pool):
             for one, other in zip(found.rows, answer.rows, strict=True):
                 np.testing.assert_array_equal(one, other)
             same_memory(model, found.lane.state, answer.lane.state)
+        assert counts.tokens == sum(len(answer.tokens) - 1 for answer in expected.values())
         # Something was tried, and something of it was right and wrong.
         drafted, accepted = (sum(map(sum, of.values())) for of in (counts.drafted, counts.accepted))
         assert 0 < accepted < drafted
