@@ -73,6 +73,7 @@ public:
         need(table.w.cols == fuse.w.hidden && trunk.width == fuse.w.hidden * fuse.w.streams &&
                  last.mixer.hidden * last.mixer.streams == trunk.width && nb::len(experts) == 5,
              op, "shapes do not fit");
+        need(last.matrix.rows <= table.w.rows, op, "what is guessed has no row in the embedding");
         record_ = nb::cast<const Record&>(experts[0]);
         const auto pool = nb::cast<Array<const uint8_t, 2>>(experts[1], false);
         const auto slots = nb::cast<Array<const int32_t, 2>>(experts[2], false);
@@ -375,15 +376,16 @@ public:
         head.all = all;
         bool whole = false;
         const auto each = static_cast<size_t>(count);
+        std::vector<int32_t> found;
         run(op, [&](Engine& e) {
             residual_.resize(each * static_cast<size_t>(drafts.trunk.width));
-            found_.resize(each * static_cast<size_t>(depth));
+            found.resize(each * static_cast<size_t>(depth));
             whole = cpu::guess(e, head, drafts.last, tokens.data(), wide.data(), rows, list, depth, drafts.here, held.mixture,
-                               {found_.data(), ids.data(), residual_.data()});
+                               {found.data(), ids.data(), residual_.data()});
         });
         if (!whole) return std::nullopt;
         std::vector<std::vector<int32_t>> chains(each);
-        for (size_t i = 0; i < found_.size(); i++) chains[i % each].push_back(found_[i]);
+        for (size_t i = 0; i < found.size(); i++) chains[i % each].push_back(found[i]);
         return chains;
     }
 
@@ -401,7 +403,6 @@ public:
 
 private:
     std::vector<float> residual_;  // of the draft head; written in turn
-    std::vector<int32_t> found_;   // as well
 
     static void need_drafting(const HeldDrafts& drafts, const Ids& tokens, const Const<2>& wide) {
         need_tokens(tokens, drafts.first.table->rows, "draft");

@@ -142,7 +142,7 @@ std::vector<Span<const Memory*>> checked_spans(const HeldTrunk& trunk, const nb:
         found.push_back({nb::cast<int>(t[0]), nb::cast<int>(t[1]), nb::cast<int>(t[2]), &held.memory});
         const auto& span = found.back();
         need_span(span, rows, operation);
-        need(span.position + span.stop - span.start + more <= held.tokens, operation, "the cache is full");
+        need(span.stop - span.start <= held.tokens - span.position - more, operation, "the cache is full");
     }
     need_cover(found, rows, operation);
     return found;

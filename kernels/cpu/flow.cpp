@@ -26,7 +26,7 @@ double now() {
 void Flow::lend(Terms terms) {
     terms_ = std::move(terms);
     terms_.expected.resize(static_cast<size_t>(memory_.layers));
-    next_victim_ = 0, frontier_ = from_ = -1;
+    next_victim_ = 0, frontier_ = from_ = -1, failed_ = false;
     events.clear(), missed.clear(), foreseen.clear(), free_.clear(), missing_.clear();
     counts = {};
 }
