@@ -130,10 +130,9 @@ class Company:
 
     def settled(self, heads: int, most: int) -> int:
         """What `drafts` would say, if that needs no thought; else -1."""
-        number = self._by_head if heads else self._looked_up
-        if heads and number.is_settled and self.step % _THOUGHT:
-            self.step, self._decided = self.step + 1, number
-            return min(number.now, most)
+        if heads and self._by_head.is_settled and self.step % _THOUGHT:
+            self.step, self._decided = self.step + 1, self._by_head
+            return min(self._by_head.now, most)
         return -1
 
     def drafts(self, promised: list[float], heads: int, draft: list[Times]) -> int:

@@ -85,6 +85,13 @@ private:
     std::function<bool()> halt_;
 };
 
+// Puts back, when it goes, what was to come: a rehearsal or a guess has other things to come than what goes on behind it.
+struct KeepLater {
+    Engine& e;
+    const Engine::Later later;
+    ~KeepLater() { e.later = later; }
+};
+
 // Work on `size` outputs that may be cut anywhere; each costs `cost`, in bytes of matrix read or as much time.
 struct Task {
     int size = 0;

@@ -1,7 +1,6 @@
 #include "flow.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 namespace cherenkov::cpu {
@@ -15,10 +14,6 @@ constexpr double patience_in_all = 0.25;  // of one stretch
 template <typename List, typename T>
 bool contains(const List& list, const T& value) {
     return std::find(list.begin(), list.end(), value) != list.end();
-}
-
-double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace

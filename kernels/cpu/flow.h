@@ -3,6 +3,7 @@
 // What a stretch needs to go on without the host. The host decides beforehand which slots may be emptied and in what order, and
 // takes over afterwards what happened (cherenkov.experts.flow). Between the two calls, everything here is as the host left it.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -10,6 +11,11 @@
 #include "../io/read_queue.h"
 
 namespace cherenkov::cpu {
+
+// In seconds, from some point on.
+inline double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // A step of what happened, in order.
 struct FlowEvent {

@@ -5,7 +5,6 @@
 // layer is rehearsed, its mixer and its router, on the residual as far as it is known; then those behind that, as if experts added
 // nothing, for as long as nothing is ready to be computed. Later waits go on where the last one ended.
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "flow.h"
@@ -27,10 +26,6 @@ constexpr double weight = 1.0 / 64;  // of the newest in running means
 size_t believed_of_next(size_t top_k) { return top_k - top_k / 8; }
 size_t believed_behind(size_t top_k) { return top_k - top_k / 5; }
 size_t believed_of_guess(size_t top_k) { return top_k - top_k / 4; }
-
-double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // A running mean takes in one value more; the first as it is.
 void follow(double& mean, double value) { mean += (mean == 0 ? 1 : weight) * (value - mean); }
@@ -56,10 +51,9 @@ void Flow::guess(Engine& e, const Course& c, int index) {
     const Layer& layer = c.layers[static_cast<size_t>(next)];
     const auto rows = static_cast<size_t>(c.rows), top_k = static_cast<size_t>(layer.top_k);
     guesses_.resize(rows * top_k);
-    const auto later = std::exchange(e.later, {});
+    const KeepLater kept{e, std::exchange(e.later, {})};
     e.scratch.reset();
     likely(e, *layer.moe_read, *layer.gate, layer.top_k, layer.normalise, c.wide, c.rows, guesses_.data());
-    e.later = later;
     expect(next, guesses_.data(), rows, top_k, believed_of_guess(top_k));
     follow(guess_s_, now() - begun);
 }

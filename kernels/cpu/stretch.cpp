@@ -20,13 +20,6 @@ Engine::Later before(const GatedResidual& w) {
     return {{&w.down, &w.inject}, w.norm, static_cast<size_t>(w.hidden) * static_cast<size_t>(w.streams) * sizeof(float)};
 }
 
-// A rehearsal has other things to come than what goes on behind it.
-struct Restore {
-    Engine& e;
-    const Engine::Later later;
-    ~Restore() { e.later = later; }
-};
-
 // What comes later is known within a stretch only; after it, the layers may be gone.
 struct Forget {
     Engine& e;
@@ -55,7 +48,7 @@ void Stretch::mix(Engine& e, const Course& c, int index, float* wide, bool rehea
 
 void Stretch::rehearse(Engine& e, const Course& c, int index, float* wide, int32_t* ids) {
     const Layer& layer = c.layers[static_cast<size_t>(index)];
-    const Restore restore{e, e.later};
+    const KeepLater kept{e, e.later};
     mix(e, c, index, wide, true);
     e.later = {};
     e.scratch.reset();
